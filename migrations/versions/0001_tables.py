@@ -1,4 +1,4 @@
-"""The tables of dualwrite: the state of each id, the database's own id, leases, positions, dead letters, jobs.
+"""The tables of dualwrite: the state of each id, the database's own id, leases, positions, dead letters, the journal, jobs.
 
 Column types are written out here, not imported: a migration must keep creating what it created when it was released.
 
@@ -21,6 +21,7 @@ depends_on = None
 
 _MYSQL = ("mysql", "mariadb")
 _INDEX = "ix_kafka_job_attempt_prefix"
+_JOURNAL_INDEX = "ix_dualwrite_journal_prefix"
 _JOB_TABLES = ("kafka_job", "kafka_job_batch", "kafka_job_attempt", "kafka_job_chunk")
 _TABLES = (
     "kafka_transaction_state",
@@ -28,6 +29,8 @@ _TABLES = (
     "kafka_transaction_lease",
     "kafka_consumed_offset",
     "dualwrite_dead_letter",
+    "dualwrite_journal_gate",
+    "dualwrite_journal",
     *_JOB_TABLES,
 )
 
@@ -36,6 +39,7 @@ def upgrade() -> None:
     """Create the tables."""
     _create_tables_of_writers()
     _create_table_of_relays()
+    _create_tables_of_the_journal()
     _create_tables_of_jobs()
 
 
@@ -108,6 +112,32 @@ def _create_table_of_relays() -> None:
     )
 
 
+def _create_tables_of_the_journal() -> None:
+    op.create_table(
+        "dualwrite_journal_gate",
+        sa.Column("prefix", sa.String(255), primary_key=True),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        sa.Column("changed_at", _moment(), nullable=False),
+        sa.Column("changed_by", sa.String(255), nullable=False),
+        **_options(),
+    )
+    op.create_table(
+        "dualwrite_journal",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+        sa.Column("prefix", sa.String(255), nullable=False),
+        sa.Column("topic", sa.String(249), nullable=False),
+        sa.Column("message_key", _bytes(), nullable=True),
+        sa.Column("message_value", _bytes(), nullable=True),
+        sa.Column("headers", sa.Text().with_variant(mysql.LONGTEXT(), *_MYSQL), nullable=True),
+        sa.Column("partition_number", sa.Integer, nullable=True),
+        sa.Column("sent_at_ms", sa.BigInteger, nullable=False),
+        sa.Column("size", sa.Integer, nullable=False),
+        **_options(),
+    )
+    if not _index_was_left_by_a_killed_run(_JOURNAL_INDEX, "dualwrite_journal"):
+        op.create_index(_JOURNAL_INDEX, "dualwrite_journal", ["prefix", "id"])
+
+
 def _create_tables_of_jobs() -> None:
     op.create_table(
         "kafka_job",
@@ -143,7 +173,7 @@ def _create_tables_of_jobs() -> None:
         sa.Column("beats", sa.Integer, nullable=False),
         **_options(),
     )
-    if not _index_was_left_by_a_killed_run():
+    if not _index_was_left_by_a_killed_run(_INDEX, "kafka_job_attempt"):
         op.create_index(_INDEX, "kafka_job_attempt", ["prefix"])
     op.create_table(
         "kafka_job_chunk",
@@ -165,6 +195,10 @@ def _long_text() -> sa.types.TypeEngine[Any]:
     return sa.Text().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
 
 
+def _bytes() -> sa.types.TypeEngine[Any]:
+    return sa.LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
+
+
 def _options() -> dict[str, Any]:
     """MariaDB and MySQL: a transactional engine, and ids compared byte by byte, with case, accents and trailing spaces."""
     dialect = op.get_context().dialect
@@ -175,8 +209,8 @@ def _options() -> dict[str, Any]:
     return {"if_not_exists": True, **{f"{dialect.name}_{name}": value for name, value in options.items()}}
 
 
-def _index_was_left_by_a_killed_run() -> bool:
+def _index_was_left_by_a_killed_run(name: str, table: str) -> bool:
     """Whether the index already exists; always False if DDL is transactional, and for an SQL script."""
     if op.get_context().as_sql or op.get_context().dialect.name not in _MYSQL:
         return False
-    return any(index["name"] == _INDEX for index in sa.inspect(op.get_bind()).get_indexes("kafka_job_attempt"))
+    return any(index["name"] == name for index in sa.inspect(op.get_bind()).get_indexes(table))

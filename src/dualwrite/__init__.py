@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dualwrite.kafka.topic import Topic
     from dualwrite.pool.pool import WriterPool
     from dualwrite.pool.scaling import PoolOptions
+    from dualwrite.recipe.journaling import JournalLimits
     from dualwrite.recipe.phases import Phase
     from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
     from dualwrite.recovery.recoverer import Recoverer
@@ -35,6 +36,7 @@ __all__ = [
     "GenerationPlan",
     "IdPlan",
     "IdReport",
+    "JournalLimits",
     "Outcome",
     "Phase",
     "PoolOptions",
@@ -64,6 +66,7 @@ _WHERE = {
         "dualwrite.kafka.topic": ("Topic",),
         "dualwrite.pool.pool": ("WriterPool",),
         "dualwrite.pool.scaling": ("PoolOptions",),
+        "dualwrite.recipe.journaling": ("JournalLimits",),
         "dualwrite.recipe.phases": ("Phase",),
         "dualwrite.recovery.plan": ("GenerationPlan", "IdPlan", "RecoveryPlan"),
         "dualwrite.recovery.recoverer": ("Recoverer",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -19,7 +20,7 @@ from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.logs import SubjectLogger
 from dualwrite.recipe.republish import RecoveryPublisher
 from dualwrite.recovery.plan import RecoveryPlan
-from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
+from dualwrite.recovery.recoverer import Recoverer, describe_owner, ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Acknowledge, OnLost, ProducerName, Settings, Timeouts
 from dualwrite.stores.base import TxnStateStore
@@ -30,8 +31,10 @@ from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
+    from dualwrite.pool.journal_keeper import JournalKeeper
     from dualwrite.pool.pool import WriterPool
     from dualwrite.pool.scaling import PoolOptions
+    from dualwrite.recipe.journaling import Journal
     from dualwrite.stores.rocksdb import RocksDBStore
     from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
     from dualwrite.stores.sql.orm import SessionSource
@@ -150,8 +153,9 @@ def _connected(
     session: SessionSource | None,
     acknowledge: Acknowledge,
     probed: ProbedCluster | None = None,
+    journal: Journal | None = None,
 ) -> DualWriter[Any]:
-    """See `connect`; for a pool, `probed` is what its other writers know about the cluster."""
+    """See `connect`; for a pool, `probed` is what its other writers know about the cluster, `journal` that of its prefix."""
     if settings.transactional_id is None:
         raise ConfigurationError(
             "No transactional id was given.",
@@ -170,6 +174,7 @@ def _connected(
         acknowledge=acknowledge,
         owns_store=store is not database,
         probed=probed,
+        journal=journal,
     )
     try:
         return writer.open()
@@ -196,6 +201,7 @@ def _new_writer(
     acknowledge: Acknowledge,
     owns_store: bool,
     probed: ProbedCluster | None,
+    journal: Journal | None,
 ) -> DualWriter[Any]:
     """A writer that is not open yet; after an error, what it would own is closed."""
     coordinator = WireTransactionCoordinator(config, timeout=settings.timeouts.kafka)
@@ -213,6 +219,7 @@ def _new_writer(
             acknowledge=acknowledge,
             owns_store=owns_store,
             owns_coordinator=True,
+            journal=journal,
         )
     except BaseException:
         coordinator.close()
@@ -298,12 +305,21 @@ def create_pool(
     pool_timeouts = replace(chosen.timeouts, claim=min(chosen.timeouts.claim, options.lease))
 
     probed = ProbedCluster()
+    journal, timeouts = None, chosen.timeouts
+    if options.when_kafka_is_down == "journal":
+        journal, timeouts = _journal(store, prefix), timeouts.with_journal()
 
     def open_writer(name: str) -> DualWriter[Any]:
-        of_writer = chosen.with_changes(transactional_id=name, **connecting)
+        of_writer = chosen.with_changes(transactional_id=name, timeouts=timeouts, **connecting)
         try:
             return _connected(
-                store, settings=of_writer, kafka=kafka, session=None, acknowledge=options.acknowledge, probed=probed
+                store,
+                settings=of_writer,
+                kafka=kafka,
+                session=None,
+                acknowledge=options.acknowledge,
+                probed=probed,
+                journal=journal,
             )
         except BaseException:
             probed.forget()
@@ -315,6 +331,9 @@ def create_pool(
     with ExitStack() as opened:
         if store is not database:
             opened.callback(store.close)
+        keeper = None
+        if journal is not None:
+            keeper = _journal_keeper(store, journal, options, kafka, chosen.with_changes(**connecting), opened)
         pool: WriterPool[Any] = WriterPool(
             open_writer,
             recoverer,
@@ -323,6 +342,7 @@ def create_pool(
             prefix=prefix,
             options=options,
             owns_store=store is not database,
+            keeper=keeper,
         )
         opened.pop_all()
         opened.push(pool)
@@ -330,6 +350,42 @@ def create_pool(
             _recover_above(recoverer, prefix, pool.size)
         opened.pop_all()
         return pool
+
+
+def _journal(store: TxnStateStore, prefix: str) -> Journal:
+    """The journal of a prefix.
+
+    Raises:
+        ConfigurationError: The store has none.
+    """
+    from dualwrite.recipe.journaling import Journal  # noqa: PLC0415  (most programs don't need it)
+
+    if store.journal is None:
+        raise ConfigurationError(
+            f'when_kafka_is_down="journal" needs a SQL database, but the store is {store.description}.',
+            next_step="use PostgreSQL, MariaDB, MySQL or SQLite, or leave the option out",
+        )
+    journal = Journal(store.journal, prefix, f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}")
+    journal.prepare()
+    return journal
+
+
+def _journal_keeper(
+    store: TxnStateStore, journal: Journal, options: PoolOptions, kafka: Kafka | None, settings: Settings, opened: ExitStack
+) -> JournalKeeper:
+    from dualwrite.pool.journal_keeper import JournalKeeper  # noqa: PLC0415  (as above)
+
+    assert store.leases is not None
+    coordinator = WireTransactionCoordinator(KafkaConfig.over(kafka, settings.kafka), timeout=settings.timeouts.kafka)
+    opened.callback(coordinator.close)
+
+    def open_drainer(name: str) -> DualWriter[Any]:
+        of_drainer = settings.with_changes(transactional_id=name, lanes=1)
+        return _connected(store, settings=of_drainer, kafka=kafka, session=None, acknowledge="visible")
+
+    return JournalKeeper(
+        journal, options.journal, store.leases, lambda: coordinator.cluster_id(timeout=1.0), open_drainer, coordinator.close
+    )
 
 
 def _check_pool_arguments(given: Iterable[str], of_options: Collection[str]) -> None:

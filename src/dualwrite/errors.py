@@ -32,6 +32,8 @@ __all__ = [
     "InvalidTransitionError",
     "JobClosedError",
     "JobPlanChangedError",
+    "JournalFullError",
+    "JournalSwitchedError",
     "LogTruncatedError",
     "LostTransactionError",
     "MessageFailedError",
@@ -410,6 +412,21 @@ class StoreCommitFailedError(StoreError):
     """The database did not commit: the transaction was rolled back completely and may be retried."""
 
     retriable = True
+
+
+class JournalSwitchedError(StoreCommitFailedError):
+    """Messages go into the journal instead of to Kafka, or to Kafka again, since the transaction began.
+
+    Both sides are rolled back; retriable. A pool runs the unit again by itself. Attribute: `epoch` of the gate, or None.
+    """
+
+    epoch: int | None
+
+
+class JournalFullError(BrokerUnavailableError):
+    """Kafka is down, and the journal has reached one of its limits: nothing was written. Attribute: `limit`, its name."""
+
+    limit: str
 
 
 class StoreCommitUnknownError(StoreError):

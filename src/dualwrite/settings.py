@@ -40,6 +40,9 @@ MAX_LANES: Final = 100
 
 ProducerName = Literal["auto", "native", "librdkafka"]
 OnLost = Literal["republish", "raise", "report"]
+WhenKafkaIsDown = Literal["fail", "journal"]
+"""What happens to a transaction while Kafka does not answer."""
+
 Acknowledge = Literal["visible", "decided"]
 
 
@@ -64,6 +67,10 @@ def check_seconds(name: str, seconds: Any, *, may_be_zero: bool = False) -> None
     if not is_number or not (0 < seconds <= MOST_SECONDS or (may_be_zero and seconds == 0)):
         least = "from 0" if may_be_zero else "above 0 and"
         raise ConfigurationError(f"{name} must be a number of seconds {least} up to {MOST_SECONDS}, not {seconds!r}.")
+
+
+SWITCH_AFTER: Final = 1.5
+"""Seconds without an acknowledgement after which a unit's messages go into the journal, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,10 @@ class Timeouts:
     def for_delivery(self) -> float:
         """`delivery`, or its default for a writer."""
         return _DELIVERY if self.delivery is None else self.delivery
+
+    def with_journal(self) -> Timeouts:
+        """For writers whose messages go into the journal if they are not acknowledged soon."""
+        return replace(self, delivery=min(self.for_delivery, SWITCH_AFTER))
 
     def in_pool(self) -> Self:
         """These limits with the defaults of a pool."""

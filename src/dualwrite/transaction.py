@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     H = TypeVarWithDefault("H", default=Any)
 else:
     H = TypeVar("H")
+
+
+Outcome = Literal["published", "journaled"]
+"""How a transaction was committed: its messages are Kafka's, or they are in the journal and will be published."""
 
 
 class Transaction(Generic[H]):
@@ -72,6 +76,15 @@ class Transaction(Generic[H]):
     def state(self) -> PreparedTxnState | None:
         """The prepared state of Kafka's side: None before the prepare, if no message was sent, and in a unit of a group."""
         return self._opened.state
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """After the block, or the unit's call: "published", or "journaled" if Kafka was down and the messages are sent later.
+
+        None before, and if the transaction was rolled back or its outcome is unknown. Only with `when_kafka_is_down="journal"`
+        can it be "journaled".
+        """
+        return self._opened.outcome
 
     def send(
         self,
@@ -152,7 +165,13 @@ class OpenTransaction:
         transactional_id: The writer's logical id.
         state: The prepared state of Kafka's side; None before the prepare, and if no message was sent.
         database: Gets the reports of calls to the database, if there is one.
+        outcome: See Transaction.
+
+    Args:
+        divert: Called once the fence is checked, before the first message: the producer to use instead, or None.
     """
+
+    outcome: Outcome | None = None
 
     def __init__(
         self,
@@ -162,11 +181,13 @@ class OpenTransaction:
         *,
         timeout: float,
         database: Side | None = None,
+        divert: Callable[[], TransactionalProducer | None] | None = None,
     ) -> None:
         self.transactional_id = transactional_id
         self.database = database
         self._store_transaction = store_transaction
         self._producer = producer
+        self._divert = divert
         self._timeout = timeout
         self._thread = threading.get_ident()
         self._pid = os.getpid()
@@ -247,6 +268,8 @@ class OpenTransaction:
         if not self._store_transaction.is_fence_checked:
             with nullcontext() if self.database is None else self.database.call(DATABASE):
                 self._store_transaction.check_fence()
+        if self._divert is not None and not self._may_send:
+            self._producer = self._divert() or self._producer
         self._may_send = True
 
     @property
@@ -311,7 +334,7 @@ class OpenTransaction:
 
     def only_unit(self) -> UnitTransaction:
         """A unit that can't be undone alone; ended by `with` or `end`."""
-        return UnitTransaction(self.transactional_id, self._store_transaction, self._producer, timeout=self._timeout)
+        return UnitTransaction(self)
 
     def begin_units(self) -> None:
         """Begin units that are undone only together; see StoreTransaction."""
@@ -364,13 +387,20 @@ class UnitTransaction(OpenTransaction):
 
     Attributes:
         messages: What the unit has sent so far.
+
+    Args:
+        whole: The group's transaction.
     """
 
-    def __init__(
-        self, transactional_id: str, store_transaction: StoreTransaction, producer: TransactionalProducer, *, timeout: float
-    ) -> None:
-        super().__init__(transactional_id, store_transaction, producer, timeout=timeout)
+    def __init__(self, whole: OpenTransaction) -> None:
+        super().__init__(whole.transactional_id, whole._store_transaction, whole._producer, timeout=whole._timeout)  # noqa: SLF001  (its own class)
         self.messages: list[Message] = []
+        self._whole = whole
+        self._is_undone = False
+
+    @property
+    def outcome(self) -> Outcome | None:  # type: ignore[override]  # a plain attribute of the group's
+        return None if self._is_undone else self._whole.outcome
 
     def send(
         self,
@@ -426,6 +456,7 @@ class UnitTransaction(OpenTransaction):
     def undo_unit(self, error: BaseException) -> None:
         """Undo the unit; see StoreTransaction."""
         self.end()
+        self._is_undone = True
         self._store_transaction.undo_unit(error)
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Gene
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from dualwrite.errors import UsageError
+from dualwrite.errors import JournalSwitchedError, UsageError
 from dualwrite.transaction import H, Transaction
 
 P = ParamSpec("P")
@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 _PAUSE: Final = 0.05
 """Seconds before the second attempt; doubled for each further one, up to 2 s."""
+
+MOST_SWITCHES: Final = 5
+"""How often a function, or a unit of a pool, runs again because Kafka went down or came back; more means that it flaps."""
 
 
 def transactional(
@@ -55,14 +58,20 @@ def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[Bas
 
     @functools.wraps(once)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        for number in range(attempts - 1):
+        number = switches = 0
+        while True:
             try:
                 return once(*args, **kwargs)
-            except Exception as error:
-                if not is_retriable(error):
+            except JournalSwitchedError:  # the next attempt goes another way: it is no repetition
+                switches += 1
+                if switches > MOST_SWITCHES:
                     raise
-            time.sleep(_pause(number))
-        return once(*args, **kwargs)
+                continue
+            except Exception as error:
+                number += 1
+                if number >= attempts or not is_retriable(error):
+                    raise
+            time.sleep(_pause(number - 1))
 
     return run
 
@@ -75,14 +84,20 @@ def repeated_coroutine(
 
     @functools.wraps(once)
     async def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        for number in range(attempts - 1):
+        number = switches = 0
+        while True:
             try:
                 return await once(*args, **kwargs)
-            except Exception as error:
-                if not is_retriable(error):
+            except JournalSwitchedError:  # as above
+                switches += 1
+                if switches > MOST_SWITCHES:
                     raise
-            await asyncio.sleep(_pause(number))
-        return await once(*args, **kwargs)
+                continue
+            except Exception as error:
+                number += 1
+                if number >= attempts or not is_retriable(error):
+                    raise
+            await asyncio.sleep(_pause(number - 1))
 
     return run
 

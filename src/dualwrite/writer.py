@@ -22,6 +22,7 @@ from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.recipe import idle
+from dualwrite.recipe.journaling import Journal
 from dualwrite.recipe.lanes import Lanes
 from dualwrite.recipe.outcomes import raise_after_commit_error
 from dualwrite.recipe.phases import Phase
@@ -71,6 +72,7 @@ class DualWriter(Generic[H]):
             requested, and its response is read before the lane's next transaction, about a second later, or by `close`.
         owns_store: Whether `close` closes the store.
         owns_coordinator: Whether `close` closes the coordinator.
+        journal: Where messages go while Kafka is down; None: transactions fail then.
 
     Raises:
         InvalidTransactionalIdError: The id is empty, too long (including the lane suffix), or contains '#' or '~'.
@@ -92,6 +94,7 @@ class DualWriter(Generic[H]):
         acknowledge: Acknowledge = "visible",
         owns_store: bool = False,
         owns_coordinator: bool = False,
+        journal: Journal | None = None,
     ) -> None:
         self._id = validate_transactional_id(transactional_id, lanes=validate_lanes(lanes))
         self._store = store
@@ -116,8 +119,10 @@ class DualWriter(Generic[H]):
             count=lanes,
             timeouts=timeouts or Timeouts(),
             acknowledge=acknowledge,
+            journal=journal,
             lost=LostMessages(store, coordinator, is_marked=mark_republished) if on_lost == "republish" else None,
         )
+        self._journal = journal
         self._kind = producers.kind
         self._mutex = threading.Lock()
         self._user: list[int] | None = None  # its thread; another list for each use, see `_exclusively`
@@ -382,8 +387,8 @@ class DualWriter(Generic[H]):
         if not self._mutex.acquire(blocking=False):
             return self._next_look
         try:
-            if self._user is not None:
-                return self._next_look
+            if self._user is not None or (self._journal is not None and self._journal.is_lost):
+                return self._next_look  # an attempt would only delay the transactions that go on without Kafka
             self._lanes.forget_transaction()  # as in `_exclusively`
             self._lanes.confirm()  # before the recovery of another lane, which may fail for long
             if self._lanes.must_recover:

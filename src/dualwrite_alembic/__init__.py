@@ -27,13 +27,15 @@ TABLES: Final = frozenset(
         "kafka_transaction_lease",
         "kafka_consumed_offset",
         "dualwrite_dead_letter",
+        "dualwrite_journal",
+        "dualwrite_journal_gate",
         "kafka_job",
         "kafka_job_batch",
         "kafka_job_attempt",
         "kafka_job_chunk",
     }
 )
-"""The store's tables, the version table of its migrations, the dead letters of relays, and the tables of jobs."""
+"""The store's tables, the version table of its migrations, the dead letters of relays, the journal, and the tables of jobs."""
 
 
 def include_object(object_: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:

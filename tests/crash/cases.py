@@ -19,7 +19,10 @@ REPUBLISH_POINTS = tuple(name for name in NAMES if name.startswith("republish_")
 """Reached only where lost messages are published again."""
 GROUP_POINTS = tuple(name for name in NAMES if name.startswith("group_"))
 """Reached only by the groups of a pool."""
-_OTHERS = (*RECOVERY_POINTS, *OPENING_POINTS, *DECIDED_POINTS, *REPUBLISH_POINTS, *GROUP_POINTS, *JOB_POINTS)
+JOURNAL_POINTS = tuple(name for name in NAMES if name.startswith("journal_"))
+"""Reached only while Kafka is down, or by what empties the journal then: tests/journal/test_chaos.py."""
+_OF_POOLS = (*GROUP_POINTS, *JOURNAL_POINTS)
+_OTHERS = (*RECOVERY_POINTS, *OPENING_POINTS, *DECIDED_POINTS, *REPUBLISH_POINTS, *_OF_POOLS, *JOB_POINTS)
 WRITER_POINTS = tuple(name for name in NAMES if name not in _OTHERS)
 """Reached by a transaction, in this order."""
 

@@ -20,6 +20,7 @@ from crash.cases import (
     DECIDED_POINTS,
     GROUP_POINTS,
     JOB_POINTS,
+    JOURNAL_POINTS,
     LEFT,
     OPENING_POINTS,
     PRODUCERS,
@@ -99,8 +100,7 @@ def test_a_writer_that_ends_with_the_decision_and_dies(
 
 def test_every_failpoint_is_in_the_matrix_or_a_jobs() -> None:
     """A new failpoint is a writer's unless its name says otherwise: if no process is killed there, its case fails."""
-    assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *DECIDED_POINTS, *REPUBLISH_POINTS, *GROUP_POINTS, *JOB_POINTS]) == sorted(
-        NAMES
-    )
+    of_pools = [*GROUP_POINTS, *JOURNAL_POINTS, *JOB_POINTS]
+    assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *DECIDED_POINTS, *REPUBLISH_POINTS, *of_pools]) == sorted(NAMES)
     steps = len(WRITER_POINTS) + len(LEFT) * len(RECOVERY_STEPS)
     assert (len(DATABASES), len(PRODUCERS), steps) == (5, 2, 22), "the figures above"

@@ -323,8 +323,8 @@ PROMISES: Final = (
     Removal(
         "the writers of a pool probe the cluster once",
         "api.py",
-        "acknowledge=options.acknowledge, probed=probed",
-        "acknowledge=options.acknowledge, probed=None",
+        "acknowledge=options.acknowledge,\n                probed=probed,",
+        "acknowledge=options.acknowledge,\n                probed=None,",
         ("writer/test_round_trips.py::test_another_writer_of_a_pool_takes_few_round_trips",),
     ),
     Removal(
@@ -800,6 +800,68 @@ PROMISES: Final = (
         'not is_copy and (bool(params) or ";" not in query)',
         'bool(params) or ";" not in query',
         ("stores/test_first_statement.py::test_copy_by_execute_has_psycopgs_error",),
+    ),
+    Removal(
+        "the record of a unit that has sent messages checks the gate of the journal",
+        "stores/sql/sql_context.py",
+        'self.record.where(bindparam("epoch_") == _EPOCH)',
+        "self.record",
+        ("journal/test_gate.py::test_a_unit_does_not_commit_after_the_gate_was_opened",),
+    ),
+    Removal(
+        "so does the record that is sent with COMMIT",
+        "stores/sql/postgresql_pipeline.py",
+        'f" AND {self._epoch(text, record.gate)} = {record.epoch:d}"',
+        '""',
+        ("journal/test_gate.py::test_a_unit_does_not_commit_after_the_gate_was_opened",),
+    ),
+    Removal(
+        "the gate counts its openings and closings, and the record compares the number",
+        "stores/sql/sql_context.py",
+        'self.record.where(bindparam("epoch_") == _EPOCH)',
+        'self.record.where(bindparam("epoch_", type_=t.c.fence.type) % 2 == _EPOCH % 2)',
+        ("journal/test_gate.py::test_a_unit_does_not_commit_after_the_gate_was_opened",),
+    ),
+    Removal(
+        "a unit that writes into the journal locks the gate until its COMMIT",
+        "stores/sql/sql_journal.py",
+        "_SHARE: Final = READ_EPOCH.with_for_update(read=True)",
+        "_SHARE: Final = READ_EPOCH",
+        ("journal/test_gate.py::test_the_gate_closes_only_after_those_who_write_into_the_journal",),
+    ),
+    Removal(
+        "nothing is written into the journal of a closed gate",
+        "stores/sql/sql_transaction.py",
+        "                if epoch is None or not is_open(epoch):\n                    raise switched",
+        "                if epoch is None:\n                    raise switched",
+        ("journal/test_gate.py::test_nothing_is_written_into_the_journal_of_a_closed_gate",),
+    ),
+    Removal(
+        "writing into the journal goes on while it is being emptied, until nobody can write into it",
+        "outbox/journal_drain.py",
+        """\
+        for _ in range(_LAST_BATCHES):
+            if not self._drain.turn().rows:
+                break
+        else:
+            return False
+""",
+        "",
+        ("journal/test_drain.py::test_the_gate_stays_open_while_the_journal_has_entries",),
+    ),
+    Removal(
+        "the gate stays open while a batch of the journal is lost",
+        "outbox/journal_drain.py",
+        "if row is not None and row.lost:",
+        "if row is not None and False:",
+        ("journal/test_drain.py::test_nothing_is_published_while_an_earlier_batch_is_lost",),
+    ),
+    Removal(
+        "a record of the journal keeps what an earlier transaction has left at Kafka",
+        "stores/sql/sql_context.py",
+        'self.record_number = row.values(transaction_number=bindparam("number"), updated_at=bindparam("now"))',
+        "self.record_number = self.record",
+        ("journal/test_gate.py::test_a_journaled_unit_keeps_the_prepared_state_of_an_earlier_one",),
     ),
     Removal(
         "a relay publishes nothing if it has not removed exactly the rows that it has read",

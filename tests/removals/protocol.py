@@ -206,14 +206,14 @@ PROTOCOL: Final = (
     Removal(
         "QN the record with COMMIT names its store",
         "stores/sql/postgresql_pipeline.py",
-        'f"AND store_id = {text.of(record.store_id)} RETURNING 1) "',
-        '"RETURNING 1) "',
+        'f"AND store_id = {text.of(record.store_id)}{gate} RETURNING 1) "',
+        'f"{gate} RETURNING 1) "',
         ("stores/test_settings_of_the_session.py::test_settings_that_make_the_record_impossible",),
     ),
     Removal(
         "QN the record names its store",
         "stores/sql/sql_context.py",
-        '                t.c.store_id == bindparam("store_id_"),  # rule QN\n',
+        '            t.c.store_id == bindparam("store_id_"),  # rule QN\n',
         "",
         ("stores/test_settings_of_the_session.py::test_settings_that_make_the_record_impossible",),
     ),

@@ -31,6 +31,7 @@ COMMANDS = {
     "transactions": "List, describe, examine and end the transactions of a Kafka cluster.",
     "stuck": "Show which open transactions hold consumers back, and where.",
     "watch": "Show the same live in the terminal.",
+    "journal": "Show, publish and export what was written while Kafka was down.",
     "relay": "Publish the rows of an outbox table, each once.",
     "offsets": "Show and move the positions of consumer groups in the database.",
     "doctor": "Report which guarantee a cluster and a database give, what weakens it, and how to improve it.",

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from dualwrite.cli.journal import journal_record
 from dualwrite.cli.needs import Seen, needed, verdict_lines
 from dualwrite.cli.offsets import GROUPS, Shown, group_records, shown_of, with_kafka
 from dualwrite.cli.options import (
@@ -33,12 +34,13 @@ from dualwrite.cli.output import Columns, Record, print_json, show_records, show
 from dualwrite.cli.recover_jobs import JOBS, job_record, jobs_of
 from dualwrite.cli.recovery_output import lost_record
 from dualwrite.cli.texts import description_words, in_natural_order, now_ms, time_text
-from dualwrite.errors import BrokerError
+from dualwrite.errors import BrokerError, StateTableMissingError
 from dualwrite.jobs.rules import JobRow
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.state import TransactionDescription, TransactionStatus
-from dualwrite.stores.base import StateRow
+from dualwrite.stores.base import StateRow, TxnStateStore
+from dualwrite.stores.journal import GateStatus
 from dualwrite.stores.leases import Lease
 from dualwrite.transactional_id import LANE_MARK, TransactionalId
 
@@ -79,6 +81,11 @@ def status(
     else:
         for line in verdict_lines(to_do, target) or [_all_is_well(found, prefix)]:
             say(line)
+        for journal in found.journals:
+            say(
+                f"The journal of {journal.prefix} is open: {counted(journal.entries or 0, 'message')} to be published. "
+                "See `dualwrite journal list`."
+            )
         show_status(shown, wide=wide, everything=everything or problems)
     if failure is not None:
         typer.echo(f"Could not be read from Kafka: {', '.join(found.unread or ())}.", err=True)
@@ -118,6 +125,7 @@ class StatusData:
         leases: The leases of pools, by logical id.
         jobs: The jobs.
         positions: The positions of consumer groups.
+        journals: Those whose gate is open.
         other_ids: How many ids begin otherwise, if none begins with the prefix.
         cluster_id: Kafka's `cluster.id`; None if Kafka was not asked.
         seen: What the coordinators report; without ids that are on another cluster (rule CL).
@@ -131,6 +139,7 @@ class StatusData:
     jobs: list[JobRow]
     positions: list[Shown]
     other_ids: int = 0
+    journals: tuple[GateStatus, ...] = ()
     cluster_id: str | None = None
     seen: dict[str, dict[int, TransactionDescription | None]] = field(default_factory=dict)
     of_other_databases: list[str] | None = None
@@ -169,6 +178,7 @@ class StatusData:
             "ids": [_id_record(lanes, self.seen) for lanes in self.by_id.values()],
             "leases": list(map(lease_record, self.leases.values())),
             "jobs": list(map(job_record, self.jobs)),
+            "journals": list(map(journal_record, self.journals)),
             "groups": group_records(self.positions),
             "of_other_databases": self.of_other_databases,
         }
@@ -194,7 +204,19 @@ def in_database(settings: Settings, prefix: str) -> StatusData:
             sorted(jobs_of(store, prefix), key=lambda job: in_natural_order(job.prefix)),
             shown_of(store, prefix),
             others,
+            open_journals(store, prefix),
         )
+
+
+def open_journals(store: TxnStateStore, prefix: str) -> tuple[GateStatus, ...]:
+    """The open journals of pools whose ids begin with the prefix."""
+    if store.journal is None:
+        return ()
+    try:
+        found = store.journal.gates(counts=True)
+    except StateTableMissingError:  # the user's own migrations, for writers without a journal
+        return ()
+    return tuple(each for each in found if each.is_open and f"{each.prefix}.".startswith(prefix))
 
 
 def read_from_kafka(found: StatusData, settings: Settings) -> BrokerError | None:

@@ -29,6 +29,7 @@ from dualwrite.errors import (
     FencedError,
     InDoubtTransactionError,
     InvalidMessageError,
+    JournalSwitchedError,
     LostTransactionError,
     MessageRefusedError,
     MessageTooLargeError,
@@ -45,6 +46,7 @@ from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls
 from dualwrite.pool.scaling import Scaler
 from dualwrite.pool.writers import Writers
 from dualwrite.transaction import OpenTransaction
+from dualwrite.transactional import MOST_SWITCHES
 from dualwrite.writer import DualWriter
 
 log = SubjectLogger(__name__)
@@ -184,9 +186,7 @@ class Group:
     def _run_together(self) -> bool:
         """Run the units together and deliver their outcomes; False if they have none, and may succeed without each other."""
         try:
-            if not self._commit() and self._has_sent_too_soon:
-                self._has_begun = False
-                self._commit()
+            self._commit_through_switches()
         except AfterCommitError:
             log.exception("a group of %s has committed, and a listener of it has failed", _units(self._calls), **self._fields)
             self._deliver()
@@ -202,6 +202,21 @@ class Group:
         else:
             self._deliver()
         return True
+
+    def _commit_through_switches(self) -> None:
+        """Commit; again if Kafka went down or came back before anything was recorded (`when_kafka_is_down`)."""
+        for left in reversed(range(MOST_SWITCHES + 1)):
+            try:
+                if not self._commit() and self._has_sent_too_soon:
+                    self._has_begun = False
+                    self._commit()
+            except JournalSwitchedError as error:
+                if not left:
+                    raise
+                log.info("running %s again: %s", _units(self._calls), error, **self._fields)
+                self._has_begun = self._has_sent_too_soon = self._is_committing = False
+            else:
+                return
 
     def put_back(self, calls: list[Call]) -> None:
         """Put calls without an outcome back into the queue."""

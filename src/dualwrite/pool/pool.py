@@ -19,6 +19,7 @@ from dualwrite.errors import DualWriteError, FencedError, NestedTransactionError
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import database_at
 from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls, in_callback
+from dualwrite.pool.journal_keeper import JournalKeeper
 from dualwrite.pool.pool_ids import Adoption, FixedIds, Ids, LeasedIds
 from dualwrite.pool.scaling import LEAST, PoolOptions, Scaler
 from dualwrite.pool.upkeep import Upkeep
@@ -140,6 +141,7 @@ class WriterPool(Generic[H]):
         prefix: The prefix of their transactional ids.
         options: How the pool groups units, and when its calls return.
         owns_store: Whether `close` closes the store.
+        keeper: Looks after the journal of the prefix, if the writers have one; not started yet.
 
     Raises:
         ConfigurationError: `acknowledge="decided"` without two-phase commit, or `size` is out of range.
@@ -156,8 +158,10 @@ class WriterPool(Generic[H]):
         prefix: str,
         options: PoolOptions | None = None,
         owns_store: bool = False,
+        keeper: JournalKeeper | None = None,
     ) -> None:
         self._options = options or PoolOptions()
+        self._keeper = keeper
         if size is not None:
             self._options.check_size(size)
         self._prefix = prefix
@@ -208,6 +212,8 @@ class WriterPool(Generic[H]):
         if leases is not None and isinstance(self._ids, LeasedIds):
             self._upkeep.start(Adoption(store, leases, self._ids, prefix, open_recoverer), self._ids.interval)
         self._workers.match_size()
+        if self._keeper is not None:
+            self._keeper.start()
         atexit.register(self._close_at_exit)  # queued calls are finished even if the pool is never closed
 
     # --- using it ---------------------------------------------------------------------------------------------------------
@@ -481,6 +487,8 @@ class WriterPool(Generic[H]):
 
     def _end_writers(self, limit: Deadline, error: BaseException | None = None) -> None:
         """Close the writers and release their ids; if `error` is given, failures become notes on it instead."""
+        if self._keeper is not None:
+            self._keeper.stop()
         self._upkeep.stop()
         try:
             self._writers.close(limit)

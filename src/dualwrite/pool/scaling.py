@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
+from dualwrite.errors import ConfigurationError
 from dualwrite.logs import SubjectLogger
 from dualwrite.pool.calls import Call
 from dualwrite.pool.writers import Writers
-from dualwrite.settings import Acknowledge, check_count, check_seconds, validate_acknowledge
+from dualwrite.recipe.journaling import JournalLimits
+from dualwrite.settings import Acknowledge, WhenKafkaIsDown, check_count, check_seconds, validate_acknowledge
 
 log = SubjectLogger(__name__)
 
@@ -95,6 +97,10 @@ class PoolOptions:
             renewed for that long, other pools with the prefix recover this pool's ids. In ZooKeeper the session timeout applies
             instead.
         max_size: The maximum number of writers.
+        when_kafka_is_down: "fail" raises the error of Kafka. With "journal" messages are written into a table in the database
+            transaction of their unit, and published later, in an order that keeps cause before effect
+            (docs/guides/kafka-down.md). Only for SQL databases.
+        journal: How much that table may contain; then units fail.
         alone: Run each unit in a transaction of its own. Needed only for units that change settings of the session in a way
             that can't be seen (docs/guides/pool.md); `with_options(alone=True)` does it for single units.
 
@@ -109,6 +115,8 @@ class PoolOptions:
     lease: float = 30.0
     max_size: int = 64
     alone: bool = False
+    when_kafka_is_down: WhenKafkaIsDown = "fail"
+    journal: JournalLimits = JournalLimits()  # noqa: RUF009  (it is immutable)
 
     def __post_init__(self) -> None:
         validate_acknowledge(self.acknowledge)
@@ -116,6 +124,8 @@ class PoolOptions:
             check_count(name, getattr(self, name))
         for name in ("timeout", "lease"):
             check_seconds(name, getattr(self, name))
+        if self.when_kafka_is_down not in ("fail", "journal"):
+            raise ConfigurationError(f"when_kafka_is_down must be fail or journal, not {self.when_kafka_is_down!r}.")
 
     def check_size(self, size: int) -> None:
         """Check a number of writers.

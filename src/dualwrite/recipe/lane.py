@@ -16,10 +16,11 @@ from dualwrite.errors import (
     StoreCommitFailedError,
 )
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, TransactionCoordinator
+from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, TransactionalProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import DATABASE, database_at, is_no_answer, level_of
 from dualwrite.recipe.idle import RECOVER_LIMIT
+from dualwrite.recipe.journaling import COMMIT_LIMIT, RENEWAL_LIMIT, Journal, JournalBuffer
 from dualwrite.recipe.outcomes import (
     explain_fencing,
     has_committed_on_both_sides,
@@ -33,9 +34,10 @@ from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
 from dualwrite.recipe.republish import LostMessages
 from dualwrite.recovery.report import GenerationOutcome, Outcome, lost_error
-from dualwrite.settings import Acknowledge, Timeouts
+from dualwrite.settings import SWITCH_AFTER, Acknowledge, Timeouts
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
+from dualwrite.stores.journal import JournaledTransaction, is_open
 from dualwrite.transaction import OpenTransaction
 from dualwrite.transactional_id import TransactionalId
 
@@ -64,6 +66,7 @@ class Lane(WriterState):
         number: int,
         timeouts: Timeouts,
         acknowledge: Acknowledge = "visible",
+        journal: Journal | None = None,
         lost: LostMessages | None = None,
     ) -> None:
         super().__init__()
@@ -78,6 +81,10 @@ class Lane(WriterState):
         self._ends_with_decision = acknowledge == "decided"
         self._lost = lost
         self._requested: PreparedTxnState | None = None
+        self._journal = journal
+        self._buffer: JournalBuffer | None = None  # of the current transaction, if it writes into the journal
+        self._only_journal = False  # Kafka's side must be recovered before anything is sent
+        self._has_claimed_again = False
         self._store_transaction: StoreTransaction | None = None
         self._transaction: OpenTransaction | None = None
 
@@ -89,39 +96,56 @@ class Lane(WriterState):
         `is_group`: it is that of a pool's group. `at_once`: check the fencing token here, and not only before the first
         message.
         """
-        producer = self.ownership.producer
+        producer = self._chosen_producer()
         with self._database.call(DATABASE) as call:
-            claim = self.ownership.claim
+            claim, journal = self.ownership.claim, self._journal
             # checks the fencing token, or `OpenTransaction` does so before the first message: rule F2
-            self._store_transaction = self._store.begin(claim) if at_once else self._store.begin_soon(claim, is_group=is_group)
+            if journal is not None:
+                self._store_transaction = journal.store.begin(claim, journal.prefix, is_group=is_group, at_once=at_once)
+            else:
+                self._store_transaction = (
+                    self._store.begin(claim) if at_once else self._store.begin_soon(claim, is_group=is_group)
+                )
             call.has_answer = self._store_transaction.is_fence_checked
+        if self._only_journal:
+            self.advance(Event.OPENED)
         self.advance(Event.BEGIN)
         producer.begin_transaction()
         hit("after_begin")
         self._transaction = OpenTransaction(
-            self._logical_id, self._store_transaction, producer, timeout=self._timeouts.kafka, database=self._database
+            self._logical_id,
+            self._store_transaction,
+            producer,
+            timeout=self._timeouts.kafka,
+            database=self._database,
+            divert=None if self._journal is None else self._divert,
         )
         return self._transaction
 
     def commit(self, transaction: OpenTransaction) -> None:
         """End the block; then prepare, record, and commit both sides."""
-        producer = self.ownership.producer
         store_transaction = self._store_transaction
         assert store_transaction is not None
         store_transaction.before_commit()  # may run the user's code, such as an ORM flush, while messages can still be sent
+        if self._journal is not None:
+            transaction.check_fence()
+        producer = self._current_producer
         transaction.end()
         self.advance(Event.PREPARE)
         transaction.state = producer.prepare_transaction(timeout=self._timeouts.for_delivery)
         self.advance(Event.PREPARED)
         hit("after_prepare")
-        # without two-phase commit, the remaining time is checked between the record and the COMMIT
-        record = store_transaction.record_at_commit if self._is_two_phase else store_transaction.record
-        record(
-            transaction.state,
-            generation=self.ownership.generation,
-            transaction_number=self.transaction_number,
-            delivery=producer.delivery,
-        )
+        if self._buffer is not None:
+            self._write_journal(self._buffer, store_transaction)
+        else:
+            # without two-phase commit, the remaining time is checked between the record and the COMMIT
+            record = store_transaction.record_at_commit if self._is_two_phase else store_transaction.record
+            record(
+                transaction.state,
+                generation=self.ownership.generation,
+                transaction_number=self.transaction_number,
+                delivery=producer.delivery,
+            )
         self.advance(Event.RECORDED)
         hit("after_record")
         producer.check_time_left()
@@ -132,17 +156,97 @@ class Lane(WriterState):
         self.advance(Event.DATABASE_COMMITTED)
         self._store_transaction = None
         hit("after_db_commit")
+        transaction.outcome = "published" if self._buffer is None else "journaled"
         if transaction.on_decided is not None:
             transaction.on_decided()
         hit("before_kafka_commit")
-        if self._ends_with_decision:
+        if self._ends_with_decision and self._buffer is None:
             self._request_commit(cast("TakeOverProducer", producer), transaction.state)
             return
-        producer.commit_transaction(timeout=self._timeouts.kafka)
+        producer.commit_transaction(timeout=self._commit_limit)
         if transaction.state is not None:
             self.ownership.has_committed(transaction.state)
         self.advance(Event.KAFKA_COMMITTED)
+        self._end_journaled()
         hit("after_kafka_commit")
+
+    # --- while Kafka is down (docs/how-it-works/journal.md) -----------------------------------------------------------------
+
+    def make_ready_for_journal(self) -> None:
+        """Before a transaction that will write into the journal: Kafka is not asked.
+
+        What an earlier transaction has left at Kafka stays there, and in the row, until the lane is recovered. Only its COMMIT
+        in the database must have ended.
+
+        Raises: as for `Ownership.make_claim`.
+        """
+        self._only_journal = self.phase in MUST_RECOVER or self.phase is Phase.CONFIRMING
+        if self.phase in MUST_RECOVER and not self._has_claimed_again:
+            with self._phase_tracks_errors():
+                self.ownership.make_claim()
+            self._has_claimed_again = True
+
+    def _chosen_producer(self) -> TransactionalProducer:
+        self._buffer = None
+        if self._journal is not None and (self._only_journal or self._journal.is_open):
+            self._buffer = JournalBuffer(self._logical_id)
+        return self._current_producer
+
+    @property
+    def _current_producer(self) -> TransactionalProducer:
+        """The transaction's; a buffer while its messages go into the journal."""
+        return self.ownership.producer if self._buffer is None else self._buffer
+
+    def _divert(self) -> TransactionalProducer | None:
+        """Once the gate is read: where the transaction's messages go, if not where it was assumed when it began.
+
+        Raises:
+            JournalSwitchedError: They would go to Kafka, but that is not possible yet.
+        """
+        assert self._journal is not None
+        assert isinstance(self._store_transaction, JournaledTransaction)
+        epoch = self._store_transaction.epoch
+        self._journal.note(epoch)
+        if not is_open(epoch) and self._buffer is not None:
+            if self._only_journal or self.ownership.producer_must_be_replaced:
+                raise self._journal.closed(self._logical_id)
+            self._buffer = None
+            self.ownership.producer.begin_transaction()
+            return self.ownership.producer
+        if is_open(epoch) and self._buffer is None:
+            self.ownership.producer.abort_transaction(timeout=SWITCH_AFTER)  # it is empty: nothing is sent
+            self._buffer = JournalBuffer(self._logical_id)
+            return self._buffer
+        return None
+
+    def _write_journal(self, buffer: JournalBuffer, store_transaction: StoreTransaction) -> None:
+        assert self._journal is not None
+        assert isinstance(store_transaction, JournaledTransaction)
+        if buffer.entries:
+            self._journal.check_room(self._logical_id)
+        store_transaction.write_journal(buffer.entries, self.transaction_number)
+        hit("journal_after_entries")
+
+    def _resolved_journaled(self, error: BaseException, *, database_committed: bool) -> None:
+        """The outcome of a transaction without messages at Kafka is the database's."""
+        self._has_claimed_again = True
+        if not database_committed:
+            raise_outcome(error, rolled_back(self.id, error))
+        report_committed(error, f"the transaction of {self._name} committed, with its messages in the journal")
+        if self._transaction is not None:
+            self._transaction.outcome = "journaled"
+
+    def _end_journaled(self) -> None:
+        """After a transaction: if Kafka's side was to be recovered before it, that is still so."""
+        self._buffer = None
+        if self._only_journal:
+            self._only_journal = False
+            if self.phase is Phase.READY:
+                self.advance(Event.BROKEN)
+
+    @property
+    def _commit_limit(self) -> float:
+        return self._timeouts.kafka if self._journal is None else min(COMMIT_LIMIT, self._timeouts.kafka)
 
     def _request_commit(self, producer: TakeOverProducer, state: PreparedTxnState | None) -> None:
         """Request Kafka's commit, which the database has decided, without waiting for the response."""
@@ -177,6 +281,11 @@ class Lane(WriterState):
             self.ownership.has_committed(self._requested)
         self.advance(Event.KAFKA_COMMITTED)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `make_ready` would do nothing that takes long."""
+        return self.phase is Phase.READY and not self.ownership.producer_must_be_replaced
+
     def make_ready(self) -> None:
         """Before the lane's next transaction: `confirm`, or else recover the id, which commits what the database has decided.
 
@@ -199,13 +308,15 @@ class Lane(WriterState):
         if self.phase in MUST_RECOVER or self.ownership.producer_must_be_replaced:  # rule F9
             self.recover()
         if self.ownership.may_be_forgotten:
-            with self._phase_tracks_errors():
+            limit = nullcontext() if self._journal is None else self.ownership.limited(RENEWAL_LIMIT)
+            with limit, self._phase_tracks_errors():
                 self.ownership.renew_if_forgotten()
 
     def forget_transaction(self) -> None:
         """Release the database connection and leave every phase of a transaction, even if an interrupt ended it."""
         if self._transaction is not None:
             self._transaction.end()
+        self._end_journaled()
         if self.phase in IN_TRANSACTION:
             past = self.phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA)
             self.advance(Event.OUTCOME_UNKNOWN if past else Event.BROKEN)
@@ -218,12 +329,15 @@ class Lane(WriterState):
     def handle_error(self, error: BaseException) -> None:
         """Return if the transaction has committed and `error` only said that the outcome was unknown; raise otherwise."""
         phase = self.phase
+        self._has_claimed_again = False
         if self._transaction is not None and (after_commit_error := self._transaction.after_commit_error) is not None:
             log.error("a listener of after_commit has failed", exc_info=after_commit_error, transactional_id=self.id)
         if phase in BEFORE_COMMIT_POINT:
             self.advance(Event.ABORT)
             assert self._store_transaction is not None
             self._store_transaction.rollback()
+            if self._journal is not None:  # now: on SQLite the transaction has locked the whole database
+                error = self._journal.judged(error, self._logical_id)
             self._abort_kafka(error)
         if phase is Phase.COMMITTING_DATABASE and self._is_surely_rolled_back(error):
             self.advance(Event.DATABASE_ROLLED_BACK)
@@ -241,8 +355,10 @@ class Lane(WriterState):
 
         The abort may take seconds only: the caller waits for it, and `recipe.idle` does it as well.
         """
-        producer = self.ownership.producer
+        producer = self._current_producer
         clean, is_reachable = not producer.must_be_replaced, True
+        if self._journal is not None and self._journal.is_lost and self._buffer is None:
+            clean = is_reachable = False
         if clean:
             try:
                 producer.abort_transaction(timeout=min(self._timeouts.kafka, RECOVER_LIMIT))
@@ -258,6 +374,7 @@ class Lane(WriterState):
             raise error
         if clean:
             self.advance(Event.ABORTED)
+            self._end_journaled()
             raise error
         self.advance(Event.BROKEN)
         if is_reachable and isinstance(error, Exception):  # later after e.g. KeyboardInterrupt, see `_recover_after_abort`
@@ -303,10 +420,11 @@ class Lane(WriterState):
         state = None if self._transaction is None else self._transaction.state
         if self._store_transaction is not None:
             self._store_transaction.rollback()  # a connection whose COMMIT is unknown is closed; its row lock goes with it
+        self._note_outage(error)
         try:
             self.ownership.make_claim()
             database_committed = self._store.read_claimed(self.ownership.claim).transaction_number == number
-            outcomes = self.ownership.resolve()
+            outcomes = self._resolved_at_kafka()
         except FencedError as fenced:
             self.advance(Event.FENCED)
             kafka_id = self.ownership.kafka_transactional_id
@@ -319,6 +437,9 @@ class Lane(WriterState):
             return
         except DualWriteError as unresolved:
             raise_outcome(error, in_doubt(self.id, state, unresolved, database_committed=database_committed))
+        if self._buffer is not None:
+            self._resolved_journaled(error, database_committed=database_committed)
+            return
         generation = self.ownership.generation
         postponed: DualWriteError | None = None
         try:
@@ -336,6 +457,18 @@ class Lane(WriterState):
                 raise_outcome(error, not_published_yet(self.id, state, postponed))
             raise_outcome(error, lost)
         report_committed(error, f"the transaction of {self._name} committed on both sides")
+
+    def _note_outage(self, error: BaseException) -> None:
+        """If Kafka does not answer, the next transactions go through the journal."""
+        if self._journal is not None:
+            self._journal.judged(error, self.id)
+
+    def _resolved_at_kafka(self) -> tuple[GenerationOutcome, ...]:
+        """What has become of our transaction at Kafka; nothing, if it has only written into the journal."""
+        if self._buffer is not None:
+            return ()
+        with nullcontext() if self._journal is None else self.ownership.limited(COMMIT_LIMIT):
+            return self.ownership.resolve()
 
     def _publish_lost(self) -> None:
         """Before the next transaction, publish again what was found lost, if that is wanted (rule RO)."""
@@ -399,7 +532,8 @@ class Lane(WriterState):
         try:
             self.ownership.drop_producer()
             if phase in MUST_RECOVER or (phase is Phase.READY and uncertain):
-                with self.ownership.limited(limit):
+                is_lost = self._journal is not None and self._journal.is_lost
+                with self.ownership.limited(min(limit, RENEWAL_LIMIT) if is_lost else limit):
                     self._resolve_before_closing()
             elif phase is Phase.READY:
                 self.ownership.clear_row()
@@ -422,6 +556,9 @@ class Lane(WriterState):
         except FencedError as fenced:
             log.warning("closing: %s", fenced, transactional_id=self.id)
         except DualWriteError as error:
+            if self._journal is not None and self._journal.is_lost:  # its callers know what became of their units
+                log.info("closing while Kafka is down; recovery resolves what is left: %s", error, transactional_id=self.id)
+                return
             raise InDoubtTransactionError(
                 "The writer is closed, but its last transaction could not be resolved.",
                 transactional_id=self.id,

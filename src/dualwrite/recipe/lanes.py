@@ -12,6 +12,7 @@ from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionErro
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import DATABASE, database_at
+from dualwrite.recipe.journaling import Journal
 from dualwrite.recipe.lane import IN_TRANSACTION, MUST_RECOVER, Lane
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase
@@ -19,7 +20,7 @@ from dualwrite.recipe.republish import LostMessages, taken_over
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.recovery.side_by_side import SideBySide, Steps
-from dualwrite.settings import Acknowledge, OnLost, Timeouts
+from dualwrite.settings import SWITCH_AFTER, Acknowledge, OnLost, Timeouts
 from dualwrite.stores.base import Acquiring, ClaimedLanes, StateRow, TxnStateStore
 from dualwrite.stores.rows import new_token, on_cluster
 
@@ -60,9 +61,11 @@ class Lanes:
         count: int,
         timeouts: Timeouts,
         acknowledge: Acknowledge = "visible",
+        journal: Journal | None = None,
         lost: LostMessages | None = None,
     ) -> None:
         self._id = transactional_id
+        self._journal = journal
         self._lost = lost
         self._store = store
         self._database = database_at(store.description, is_local=store.is_local)
@@ -78,6 +81,7 @@ class Lanes:
                 number=number,
                 timeouts=timeouts,
                 acknowledge=acknowledge,
+                journal=journal,
                 lost=lost,
             )
             for number in range(count)
@@ -241,6 +245,11 @@ class Lanes:
             FencedError: Another writer or recoverer has claimed one of the lanes.
             DualWriteError: A lane could not be recovered.
         """
+        if self._journal is not None:
+            return self._next_with_journal(self._journal)
+        return self._next()
+
+    def _next(self) -> Lane:
         if not self._are_acquired or not {lane.phase for lane in self._lanes} <= _BETWEEN_TRANSACTIONS:
             self._check_usable()
             self._recover()
@@ -248,6 +257,31 @@ class Lanes:
         self._turn = (self._turn + 1) % len(self._lanes)
         chosen.make_ready()
         return chosen
+
+    def _next_with_journal(self, journal: Journal) -> Lane:
+        """While the gate is open, or if Kafka does not answer now: a lane that does not need Kafka."""
+        if not journal.is_open or not self._are_acquired:
+            try:
+                if self._are_acquired and self._lanes[self._turn].is_ready and not self.must_recover:  # as nearly always
+                    return self._next()
+                with self.limited(SWITCH_AFTER):
+                    return self._next()
+            except DualWriteError as error:
+                if not self._are_acquired or not journal.lost(error):
+                    raise
+        self._check_usable()
+        chosen = self._current = self._lanes[self._turn]
+        self._turn = (self._turn + 1) % len(self._lanes)
+        chosen.make_ready_for_journal()
+        return chosen
+
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """In the block, no claim and no step at Kafka of any lane takes longer than this."""
+        with ExitStack() as limits:
+            for lane in self._lanes:
+                limits.enter_context(lane.ownership.limited(seconds))
+            yield
 
     def _check_usable(self) -> None:
         phase = self.phase
@@ -282,9 +316,7 @@ class Lanes:
         """
         if not self.must_recover:
             return
-        with ExitStack() as limits:
-            for lane in self._lanes:
-                limits.enter_context(lane.ownership.limited(limit))
+        with self.limited(limit):
             self._recover()
 
     def confirm(self) -> None:

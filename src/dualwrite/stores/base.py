@@ -20,6 +20,7 @@ from typing import ClassVar, Self
 from dualwrite.failpoints import hit
 from dualwrite.state import ProducerKind
 from dualwrite.stores.identity import StoreIdentity, copied, moved
+from dualwrite.stores.journal import JournalStore
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
 from dualwrite.stores.rows import (
@@ -111,6 +112,11 @@ class TxnStateStore(ABC):
     @property
     def positions(self) -> Positions | None:
         """Positions of consumer groups, for consuming as part of a dual write; None if this store keeps none."""
+        return None
+
+    @property
+    def journal(self) -> JournalStore | None:
+        """Journals, for writing while Kafka is down; None if this store keeps none."""
         return None
 
     # --- which database this is ---------------------------------------------------------------------------------------------

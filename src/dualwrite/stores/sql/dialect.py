@@ -55,17 +55,22 @@ class Blocker:
 
 
 class Fence(NamedTuple):
-    """The newest claim of an id: its fencing token, who claimed, and the store that the row belongs to."""
+    """The newest claim of an id: its fencing token, who claimed, and the store that the row belongs to.
+
+    `epoch` is that of the gate that was asked for.
+    """
 
     fence: int
     owner: str
     store_id: str
+    epoch: int | None = None
 
 
 class Record(NamedTuple):
     """What `record` writes; see StoreTransaction.
 
-    The row must still have `fence`, and belong to the store `store_id`; the transaction must still have the mark `token`.
+    The row must still have `fence`, and belong to the store `store_id`; the transaction must still have the mark `token`; and
+    the gate of the prefix `gate`, if there is one, must have `epoch`.
     """
 
     transactional_id: str
@@ -77,6 +82,8 @@ class Record(NamedTuple):
     number: int
     delivery: str | None
     now: datetime
+    gate: str | None = None
+    epoch: int | None = None
 
 
 class QueuedStatements(ABC):
@@ -119,8 +126,11 @@ class MergedStatements(ABC):
         begun: Callable[[Fence | None], None],
         translated: Callable[[BaseException], Exception],
         with_unit: bool = False,
+        gate: str | None = None,
     ) -> QueuedStatements:
         """Begin the transaction, mark it with `token`, and read the newest claim; then set the savepoint UNIT, if `with_unit`.
+
+        With a prefix as `gate`, the epoch of its gate is read by the same statement.
 
         `token` needs no quoting. `begun` is called with the newest claim, or None if the id has no row; it may raise.
         `translated` gives the error to raise for the driver's if these statements fail in a call of the user's.
@@ -158,7 +168,7 @@ class MergedStatements(ABC):
 
     @abstractmethod
     def found_no_row(self, error: BaseException) -> bool:
-        """Whether the record failed because no row has the id, the fence and the store's id."""
+        """Whether the record failed because no row has the id, the fence and the store's id, or the gate has changed."""
 
     @abstractmethod
     def found_no_mark(self, error: BaseException) -> bool:

@@ -26,6 +26,7 @@ from sqlalchemy import Connection
 from dualwrite.stores.sql.dialect import NEXT_UNIT, Fence, MergedStatements, QueuedStatements, Record, driver_connection
 from dualwrite.stores.sql.home import Home
 from dualwrite.stores.sql.psycopg_sources import ConnectionView, RecipeConnection
+from dualwrite.stores.sql.tables import GATE_TABLE_NAME
 
 MARKER: Final = "dualwrite.transaction"
 """The setting, local to a transaction, that marks it."""
@@ -263,10 +264,12 @@ class PostgresqlMergedStatements(MergedStatements):
         begun: Callable[[Fence | None], None],
         translated: Callable[[BaseException], Exception],
         with_unit: bool = False,
+        gate: str | None = None,
     ) -> PostgresqlQueuedStatements:
         text = _Text(self._raw)
+        epoch = "NULL" if gate is None else self._epoch(text, gate)
         check = (
-            f"SELECT fence, owner, store_id, pg_catalog.set_config('{MARKER}', '{token}', true) "  # noqa: S608
+            f"SELECT fence, owner, store_id, {epoch}, pg_catalog.set_config('{MARKER}', '{token}', true) "  # noqa: S608
             f"FROM {self._home.name()} WHERE transactional_id = {text.of(transactional_id)}"
         )
         statements = [_begin(self._raw), check.encode(text.encoding), *(_NEXT_UNIT[-1:] if with_unit else ())]
@@ -276,10 +279,14 @@ class PostgresqlMergedStatements(MergedStatements):
             if not found.ntuples:
                 begun(None)
                 return
-            fence, owner, store_id = [found.get_value(0, column) or b"" for column in range(3)]
-            begun(Fence(int(fence), owner.decode(text.encoding), store_id.decode(text.encoding)))
+            fence, owner, store_id, epoch = [found.get_value(0, column) or b"" for column in range(4)]
+            gate = int(epoch) if epoch else None
+            begun(Fence(int(fence), owner.decode(text.encoding), store_id.decode(text.encoding), gate))
 
         return PostgresqlQueuedStatements(self._raw, statements, answered=answered, translated=translated)
+
+    def _epoch(self, text: _Text, gate: str) -> str:
+        return f"(SELECT epoch FROM {self._home.name(GATE_TABLE_NAME)} WHERE prefix = {text.of(gate)})"  # noqa: S608
 
     def may_wait(self) -> bool:
         """False behind a pooler, where psycopg prepares no statements: not all of them know pipelines."""
@@ -309,12 +316,13 @@ class PostgresqlMergedStatements(MergedStatements):
 
     def commit(self, record: Record) -> None:
         text = _Text(self._raw)
+        gate = "" if record.gate is None else f" AND {self._epoch(text, record.gate)} = {record.epoch:d}"
         answers = text.execute(
             f"WITH recorded AS (UPDATE {self._home.name()} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
             f"prepared_generation = {record.generation:d}, transaction_number = {record.number:d}, "
             f"delivery = {'NULL' if record.delivery is None else text.of(record.delivery)}, updated_at = '{record.now}' "
             f"WHERE transactional_id = {text.of(record.transactional_id)} AND fence = {record.fence:d} "
-            f"AND store_id = {text.of(record.store_id)} RETURNING 1) "
+            f"AND store_id = {text.of(record.store_id)}{gate} RETURNING 1) "
             f"SELECT CASE WHEN pg_catalog.current_setting('{MARKER}', true) = '{record.token}' "
             "THEN 1 / pg_catalog.count(*) ELSE pg_catalog.sqrt(-1 - pg_catalog.count(*)) END FROM recorded; COMMIT"
         )

@@ -13,6 +13,7 @@ from dualwrite.stores.sql.engines import kept_connections
 from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
 from dualwrite.stores.sql.session_text import SessionEffects
 from dualwrite.stores.sql.sql_errors import ErrorMap
+from dualwrite.stores.sql.tables import gate_table
 from dualwrite.stores.sql.tables import state_table as t
 from dualwrite.stores.store_transaction import TransactionThread
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from dualwrite.stores.sql.orm import SessionFactory, SessionSource
 
 NEWEST_CLAIM: Final = select(t.c.fence, t.c.owner, t.c.store_id).where(t.c.transactional_id == bindparam("id"))
+
+_EPOCH: Final = select(gate_table.c.epoch).where(gate_table.c.prefix == bindparam("gate")).scalar_subquery()
+NEWEST_CLAIM_AND_GATE: Final = NEWEST_CLAIM.add_columns(_EPOCH.label("epoch"))
 
 
 class Access:
@@ -87,22 +91,23 @@ class StoreContext:
         self.driver_errors: tuple[type[BaseException], ...] = (SQLAlchemyError, *([dbapi.Error] if dbapi is not None else []))
         mark, marked = dialect.marking_column(), dialect.marked_condition()
         self.check_fence: Select[Any] = NEWEST_CLAIM if mark is None else NEWEST_CLAIM.add_columns(mark)
-        record = (
-            update(t)
-            .where(
-                t.c.transactional_id == bindparam("id"),
-                t.c.fence == bindparam("fence_"),
-                t.c.store_id == bindparam("store_id_"),  # rule QN
-            )
-            .values(
-                prepared_transaction_state=bindparam("state"),
-                prepared_generation=bindparam("generation_"),
-                transaction_number=bindparam("number"),
-                delivery=bindparam("delivery_"),
-                updated_at=bindparam("now"),
-            )
+        row = update(t).where(
+            t.c.transactional_id == bindparam("id"),
+            t.c.fence == bindparam("fence_"),
+            t.c.store_id == bindparam("store_id_"),  # rule QN
         )
-        self.record = record if marked is None else record.where(marked)
+        row = row if marked is None else row.where(marked)
+        self.record = row.values(
+            prepared_transaction_state=bindparam("state"),
+            prepared_generation=bindparam("generation_"),
+            transaction_number=bindparam("number"),
+            delivery=bindparam("delivery_"),
+            updated_at=bindparam("now"),
+        )
+        # with a journal: see JournaledTransaction
+        self.check_fence_and_gate = self.check_fence.add_columns(_EPOCH.label("epoch"))
+        self.record_at_gate = self.record.where(bindparam("epoch_") == _EPOCH)
+        self.record_number = row.values(transaction_number=bindparam("number"), updated_at=bindparam("now"))
 
     @functools.cached_property
     def sessions(self) -> SessionFactory:
@@ -124,4 +129,6 @@ def parameters_of(record: Record) -> dict[str, Any]:
         "number": record.number,
         "now": record.now,
         "token": record.token,
+        "gate": record.gate,
+        "epoch_": record.epoch,
     }

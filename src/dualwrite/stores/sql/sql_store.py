@@ -13,6 +13,7 @@ from dualwrite.errors import StoreError
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
+from dualwrite.stores.journal import JournalStore
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
 from dualwrite.stores.rows import (
@@ -33,6 +34,7 @@ from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.engines import KEPT_CONNECTIONS, check_connections, dialect_of, make_engine, parse_url
 from dualwrite.stores.sql.guard import check_statements
 from dualwrite.stores.sql.home import engine_at_home, refuse_without_schemas
+from dualwrite.stores.sql.journal_store import SqlJournal
 from dualwrite.stores.sql.short import ClaimAttempt, ShortTransactions, WithLanes, acquired
 from dualwrite.stores.sql.sql_context import StoreContext
 from dualwrite.stores.sql.sql_errors import ErrorMap, address, error_and_causes
@@ -231,6 +233,10 @@ class SqlStateStore(TxnStateStore):
     @property
     def positions(self) -> Positions:
         return SqlPositions(self._short)
+
+    @property
+    def journal(self) -> JournalStore:
+        return SqlJournal(self._context, self._short)
 
     def durability(self) -> Mapping[str, str]:
         return self._short.query(self._dialect.durability, "reading the durability settings")

@@ -10,25 +10,27 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Update
 
 from dualwrite.errors import DualWriteError, StoreCommitFailedError
 from dualwrite.logs import SubjectLogger
 from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
+from dualwrite.stores.journal import JournaledTransaction, JournalEntry, is_open
 from dualwrite.stores.rows import Claim
 from dualwrite.stores.sql.dialect import ErrorClass, MergedStatements, QueuedStatements, Record, driver_error
 from dualwrite.stores.sql.guard import Guard, GuardedConnection, Watch
 from dualwrite.stores.sql.home import OwnConnection
 from dualwrite.stores.sql.session_text import Routine
-from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, StoreContext, parameters_of
+from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, NEWEST_CLAIM_AND_GATE, StoreContext, parameters_of
 from dualwrite.stores.sql.sql_errors import InterruptsFirst, TransactionErrors, quietly
+from dualwrite.stores.sql.sql_journal import READ_EPOCH, insert_entries, switched
 from dualwrite.stores.sql.units import TransactionSessions, UnitSavepoints, close_ended
-from dualwrite.stores.store_transaction import RunAloneError, StoreTransaction, TransactionThread
+from dualwrite.stores.store_transaction import RunAloneError, TransactionThread
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -41,13 +43,14 @@ log = SubjectLogger(__name__)
 _tokens: Final = itertools.count(1)
 
 
-class SqlStoreTransaction(StoreTransaction):
+class SqlStoreTransaction(JournaledTransaction):
     """One transaction of a SQL store; `begin` opens it.
 
-    `is_group`: units follow, so that the savepoint of the first can be set with BEGIN.
+    `is_group`: units follow, so that the savepoint of the first can be set with BEGIN. `gate`: the prefix whose gate is read
+    with the fence; see JournaledTransaction.
     """
 
-    def __init__(self, context: StoreContext, claim: Claim, *, is_group: bool = False) -> None:
+    def __init__(self, context: StoreContext, claim: Claim, *, is_group: bool = False, gate: str | None = None) -> None:
         self._context = context
         self._claim = claim
         self._guard: Guard
@@ -56,6 +59,8 @@ class SqlStoreTransaction(StoreTransaction):
         self._connection: GuardedConnection | None = None
         self._handle: Any = None
         self._is_group = is_group
+        self._gate = gate
+        self._epoch: int | None = None
         self._errors = TransactionErrors(context.errors, claim)
         self._sessions = TransactionSessions(context, self._errors)
         self._units = UnitSavepoints(context, self._errors, self._sessions)
@@ -107,6 +112,7 @@ class SqlStoreTransaction(StoreTransaction):
             begun=self._check_fence,
             translated=self._begin_failed,
             with_unit=self._is_group,
+            gate=self._gate,
         )
         if may_wait and merged.may_wait():
             return
@@ -122,12 +128,16 @@ class SqlStoreTransaction(StoreTransaction):
 
     def _newest_claim(self, connection: Connection) -> Any:
         parameters = {"id": self._claim.transactional_id, "token": self._token}
-        return connection.execute(self._context.check_fence, parameters).first()
+        if self._gate is None:
+            return connection.execute(self._context.check_fence, parameters).first()
+        return connection.execute(self._context.check_fence_and_gate, {**parameters, "gate": self._gate}).first()
 
     def _check_fence(self, current: Any) -> None:
         if current is None or current.fence != self._claim.fence:
             raise self._errors.fenced(current)
         self._store_id = current.store_id
+        if self._gate is not None:
+            self._epoch = current.epoch
 
     @property
     def is_fence_checked(self) -> bool:  # type: ignore[override]  # a plain attribute of stores that always wait
@@ -323,8 +333,37 @@ class SqlStoreTransaction(StoreTransaction):
             if not self._context.dialect.still_marked(connection):
                 raise self._errors.ended_by_block()
             record = self._record_of(state, generation, transaction_number, delivery)
-            if connection.execute(self._context.record, parameters_of(record)).rowcount != 1:
-                raise self._why_nothing_changed(connection)
+            statement = self._context.record if self._gate is None else self._context.record_at_gate
+            self._execute_record(connection, statement, record)
+        except self._context.driver_errors as error:
+            raise self._record_failed(error) from error
+        finally:
+            connection.restore_guard()
+
+    def _execute_record(self, connection: GuardedConnection, statement: Update, record: Record) -> None:
+        if connection.execute(statement, parameters_of(record)).rowcount != 1:
+            raise self._why_nothing_changed(connection)
+
+    @property
+    def epoch(self) -> int:
+        assert self._gate is not None
+        return self._epoch or 0
+
+    def write_journal(self, entries: Sequence[JournalEntry], transaction_number: int) -> None:
+        connection = self._open_connection()
+        assert self._gate is not None
+        self._sessions.flush()
+        self._send_queued(at_end=True)
+        connection.lift_guard()
+        try:
+            if not self._context.dialect.still_marked(connection):
+                raise self._errors.ended_by_block()
+            if entries:
+                epoch = insert_entries(connection, self._gate, entries)
+                if epoch is None or not is_open(epoch):
+                    raise switched(self._gate, self._claim.transactional_id, epoch)
+            record = self._record_of(None, 0, transaction_number, None)
+            self._execute_record(connection, self._context.record_number, record)
         except self._context.driver_errors as error:
             raise self._record_failed(error) from error
         finally:
@@ -357,6 +396,8 @@ class SqlStoreTransaction(StoreTransaction):
             number=number,
             delivery=delivery_text(delivery),
             now=datetime.now(UTC),
+            gate=self._gate,
+            epoch=self._epoch,
         )
 
     def _why_nothing_changed(self, connection: Connection) -> DualWriteError:
@@ -370,6 +411,10 @@ class SqlStoreTransaction(StoreTransaction):
             changed = self._context.dialect.wrong_encoding(connection)
             if changed is not None:
                 return self._errors.not_found_in_encoding(changed)
+        if self._gate is not None and current is not None and current.fence == self._claim.fence:
+            epoch = connection.scalar(READ_EPOCH.with_for_update(read=True), {"prefix_": self._gate})  # the newest, as above
+            if epoch != self._epoch:
+                return switched(self._gate, self._claim.transactional_id, epoch)
         return self._errors.row_not_found(current, self._store_id)
 
     def _record_failed(self, error: BaseException) -> DualWriteError:
@@ -386,7 +431,10 @@ class SqlStoreTransaction(StoreTransaction):
         """Roll back, and read the newest claim in a new transaction."""
         self.rollback()
         with OwnConnection(self._context.engine) as connection:
-            return connection.execute(NEWEST_CLAIM, {"id": self._claim.transactional_id}).first()
+            only = {"id": self._claim.transactional_id}
+            if self._gate is None:
+                return connection.execute(NEWEST_CLAIM, only).first()
+            return connection.execute(NEWEST_CLAIM_AND_GATE, {**only, "gate": self._gate}).first()
 
     def commit(self) -> None:
         connection = self._open_connection()
@@ -439,7 +487,11 @@ class SqlStoreTransaction(StoreTransaction):
             return self._errors.translated(reading, "reading why the prepared state could not be recorded")
         if current is None or current.fence != self._claim.fence:
             return self._errors.fenced(current)
-        return self._errors.row_not_found(current, self._store_id) if was_marked else self._errors.ended_by_block()
+        if not was_marked:
+            return self._errors.ended_by_block()
+        if self._gate is not None and current.epoch != self._epoch:
+            return switched(self._gate, self._claim.transactional_id, current.epoch)
+        return self._errors.row_not_found(current, self._store_id)
 
     def rollback(self) -> None:
         self._release(discard=False)

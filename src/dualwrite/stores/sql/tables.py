@@ -18,7 +18,9 @@ from sqlalchemy import (
     Connection,
     DateTime,
     Dialect,
+    Index,
     Integer,
+    LargeBinary,
     MetaData,
     Row,
     RowMapping,
@@ -148,6 +150,8 @@ STORE_TABLE_NAME: Final = "kafka_transaction_store"
 LEASE_TABLE_NAME: Final = "kafka_transaction_lease"
 POSITION_TABLE_NAME: Final = "kafka_consumed_offset"
 DEAD_LETTER_TABLE_NAME: Final = "dualwrite_dead_letter"
+JOURNAL_TABLE_NAME: Final = "dualwrite_journal"
+GATE_TABLE_NAME: Final = "dualwrite_journal_gate"
 VERSION_TABLE_NAME: Final = "kafka_transaction_state_version"
 _UUID_LENGTH: Final = 36
 
@@ -222,6 +226,34 @@ dead_letter_table: Final = Table(
     Column("failed_at", UtcDateTime, nullable=False),
 )
 """One row for each row of an outbox that could not be sent; `source_row` is that row as JSON."""
+
+
+gate_table: Final = Table(
+    GATE_TABLE_NAME,
+    metadata,
+    Column("prefix", Words(255), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("changed_at", UtcDateTime, nullable=False),
+    Column("changed_by", Words(MAX_OWNER_LENGTH), nullable=False),
+)
+"""One row for each prefix with a journal. `epoch` counts its openings and closings: the gate is open while it is odd."""
+
+
+journal_table: Final = Table(
+    JOURNAL_TABLE_NAME,
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+    Column("prefix", Words(255), nullable=False),
+    Column("topic", Words(MAX_TOPIC_LENGTH), nullable=False),
+    Column("message_key", LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL), nullable=True),
+    Column("message_value", LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL), nullable=True),
+    Column("headers", LongWords(size="long"), nullable=True),
+    Column("partition_number", Integer, nullable=True),
+    Column("sent_at_ms", BigInteger, nullable=False),
+    Column("size", Integer, nullable=False),
+    Index("ix_dualwrite_journal_prefix", "prefix", "id"),
+)
+"""One row for each message of a unit that was committed while the gate was open, until it is published."""
 
 
 def begins_with_prefix(column: ColumnElement[str]) -> ColumnElement[bool]:

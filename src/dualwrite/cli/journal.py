@@ -1,0 +1,113 @@
+"""`dualwrite journal`: what was written while Kafka was down: list it, publish it now, export it.
+
+Exit codes: 0 done, 1 an error, 2 usage error.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from dualwrite.api import connect
+from dualwrite.cli.options import AsJson, Database, JsonGroup, Target, counted, grouped, refuse, say, store_for
+from dualwrite.cli.output import print_json, show_records, versioned
+from dualwrite.outbox.journal_drain import JournalDrain, drainer_id
+from dualwrite.recovery.recoverer import describe_owner
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.journal import GateStatus, JournalStore, NumberedEntry
+
+_PAGE: Final = 1000
+
+OfPrefix = Annotated[str, typer.Option("--prefix", help="The prefix of the pools.")]
+Only = Annotated[str | None, typer.Option("--prefix", help="Only this prefix.", show_default="all")]
+
+app = typer.Typer(no_args_is_help=True, cls=JsonGroup)
+
+
+@app.command("list")
+@grouped
+def list_(*, database: Database, prefix: Only = None, as_json: AsJson = False) -> None:
+    """Show the journals: whether the gate is open, since when, who has opened it, and how much is still to be published."""
+    with store_for(database.settings()) as store:
+        found = [journal_record(each) for each in _journal_of(store).gates(prefix, counts=True)]
+    if as_json:
+        print_json(versioned("journal list", {"journals": found}))
+    elif found:
+        show_records({name: name for name in found[0]}, found)
+    else:
+        say("No pool has a journal in this database.")
+
+
+@app.command()
+@grouped
+def drain(*, target: Target, prefix: OfPrefix) -> None:
+    """Publish a journal now, and close its gate. Needed only if no process of the prefix is running; they do it themselves."""
+    settings = target.settings().with_changes(transactional_id=drainer_id(prefix), lanes=1)
+    with store_for(settings) as store:
+        journal = _journal_of(store)
+        if not journal.gates(prefix, counts=False):
+            refuse(f"There is no journal of the prefix {prefix!r}.")
+        before = journal.gates(prefix, counts=True)[0].entries
+        with connect(store, settings=settings) as writer:
+            work = JournalDrain(writer, prefix, describe_owner("journal"))
+            while work.step():
+                pass
+    say(f"The journal of {prefix} is empty, and its gate is closed: it had {counted(before or 0, 'message')}.")
+
+
+@app.command()
+@grouped
+def export(*, database: Database, prefix: OfPrefix) -> None:
+    """Print the messages of a journal as lines of JSON, in the order in which they will be published. Changes nothing."""
+    with store_for(database.settings()) as store:
+        journal = _journal_of(store)
+        after = 0
+        while page := journal.entries(prefix, after=after, most=_PAGE):
+            for entry in page:
+                typer.echo(json.dumps(entry_record(entry)))
+            after = page[-1].number
+
+
+def _journal_of(store: TxnStateStore) -> JournalStore:
+    if store.journal is None:
+        refuse(f"{store.description} keeps no journals: only SQL databases do.")
+    return store.journal
+
+
+def journal_record(status: GateStatus) -> dict[str, Any]:
+    """A journal as JSON values."""
+    return {
+        "prefix": status.prefix,
+        "gate": "open" if status.is_open else "closed",
+        "since": status.changed_at.astimezone(UTC).isoformat(timespec="seconds"),
+        "by": status.changed_by,
+        "messages": status.entries,
+        "bytes": status.size,
+    }
+
+
+def entry_record(entry: NumberedEntry) -> dict[str, Any]:
+    """A message as JSON values; bytes that are not UTF-8 are in base64."""
+    message = entry.entry
+    return {
+        "id": entry.number,
+        "topic": message.topic,
+        "partition": message.partition,
+        "sent_at": datetime.fromtimestamp(message.sent_at_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        **_content("key", message.key),
+        **_content("value", message.value),
+        "headers": message.headers,
+    }
+
+
+def _content(name: str, content: bytes | None) -> dict[str, str | None]:
+    if content is None:
+        return {name: None}
+    try:
+        return {name: content.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(content).decode()}

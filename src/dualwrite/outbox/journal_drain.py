@@ -1,0 +1,163 @@
+"""Publishes a journal and closes its gate: the source that `outbox.Drain` drains, and the last transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection
+
+from dualwrite.errors import StoreError
+from dualwrite.failpoints import hit
+from dualwrite.kafka.base import Message
+from dualwrite.outbox.dead_letters import DeadLetters
+from dualwrite.outbox.drain import BatchOptions, Drain, own_statements, sql_store
+from dualwrite.outbox.source import Source
+from dualwrite.recipe.journaling import message_of
+from dualwrite.recovery.report import lost_error
+from dualwrite.stores.journal import is_open
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.sql_journal import change_gate, delete_entries, entry_of_row, first_entries, has_none, lock_gate
+from dualwrite.stores.sql.tables import JOURNAL_TABLE_NAME
+from dualwrite.transaction import opened
+from dualwrite.writer import DualWriter
+
+_FEW: Final = 500
+"""Entries of a batch after which it is tried to close the gate."""
+
+_LAST_BATCHES: Final = 20
+"""Batches that are published while nobody can write into the journal."""
+
+_LOCK_LIMIT: Final = 2.0
+"""Seconds that closing waits for those who write into the journal; a transaction of theirs may be paused."""
+
+
+def drainer_id(prefix: str) -> str:
+    """The transactional id that drains the journal of a prefix. One process uses it at a time; its claims fence the others."""
+    return f"{prefix}.journal"
+
+
+class JournalSource(Source):
+    """The entries of a prefix, in the order of their ids, which is an order by cause (`insert_entries`)."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    @property
+    def name(self) -> str:
+        return JOURNAL_TABLE_NAME
+
+    def has_rows(self, connection: Connection) -> bool:
+        return not has_none(connection, self._prefix)
+
+    def read(self, connection: Connection, most: int) -> Sequence[Any]:
+        """Without locks: only the owner of the drainer's id deletes entries, and nobody changes them."""
+        return first_entries(connection, self._prefix, most)
+
+    def messages(self, row: Any) -> Sequence[Message]:
+        return [message_of(entry_of_row(row))]
+
+    def remove(self, connection: Connection, rows: Sequence[Any]) -> None:
+        deleted = delete_entries(connection, [row.id for row in rows])
+        if deleted != len(rows):
+            raise StoreError(
+                f"{len(rows)} journal entries were to be deleted, and {deleted} were: somebody else has deleted some.",
+                next_step="nothing was published; leave the table to dualwrite",
+            )
+
+    def identify(self, row: Any) -> str:
+        return str(row.id)
+
+    def whole(self, connection: Connection, row: Any) -> Mapping[str, Any]:
+        del connection
+        return dict(row._mapping)  # noqa: SLF001  (public, in spite of its name)
+
+
+class JournalDrain:
+    """Publishes the journal of a prefix with an open writer on the drainer's id, and closes the gate. For one thread.
+
+    Args:
+        writer: On `drainer_id(prefix)`, without a journal of its own; its blocks must end when the messages are visible.
+        prefix: The prefix.
+        owner: Who drains, for people.
+    """
+
+    def __init__(self, writer: DualWriter[Any], prefix: str, owner: str) -> None:
+        self._writer = writer
+        self._prefix = prefix
+        self._owner = owner
+        self._store: SqlStateStore = sql_store(writer.store)
+        self._locks_all = self._store.is_local
+        self._source = JournalSource(prefix)
+        letters = DeadLetters(self._store, drainer_id(prefix))
+        self._drain = Drain(writer, self._source, options=BatchOptions(), dead_letters=letters)
+
+    def step(self) -> bool:
+        """Publish one batch, or close the gate if the journal is empty; False if it is closed.
+
+        Raises:
+            LostTransactionError, UnverifiedTransactionError: An earlier batch was lost, or may be: it must be published again,
+                or acknowledged, before the next one, and before the gate closes.
+            FencedError: Another process drains.
+            DualWriteError: As for `DualWriter.transaction`.
+        """
+        self._check_none_lost()
+        if self._drain.turn().rows >= _FEW:
+            return True
+        return not (self._close_on_sqlite() if self._locks_all else self._close())
+
+    def _check_none_lost(self) -> None:
+        row = self._store.read(self._writer.transactional_id)
+        if row is not None and row.lost:  # their messages come before those that are still in the journal
+            error = lost_error((row.transactional_id, entry) for entry in row.lost)
+            assert error is not None
+            raise error
+
+    def _close(self) -> bool:
+        """Close the gate, if it takes few batches to empty the journal while nobody can write into it; whether it is closed.
+
+        Those who write into the journal wait meanwhile. Otherwise it would never be empty as long as there are some. If this
+        process is paused, the database ends the transaction that keeps them waiting.
+
+        The last turn finds nothing, and is a transaction of the drainer's id that commits: so nobody else has claimed the id
+        before, everything that was drained is committed at Kafka, and nothing can come after it while the gate is locked.
+        """
+        short = self._store.short_transactions
+        try:
+            with short.begin(_LOCK_LIMIT) as connection:
+                return self._close_on(connection)
+        except short.driver_errors as error:
+            raise short.errors.translated(error, "closing the journal's gate") from error
+
+    def _close_on(self, connection: Connection) -> bool:
+        epoch = lock_gate(connection, self._prefix)
+        if epoch is None or not is_open(epoch):
+            return True
+        for _ in range(_LAST_BATCHES):
+            if not self._drain.turn().rows:
+                break
+        else:
+            return False
+        self._check_none_lost()
+        hit("journal_before_close")
+        return change_gate(connection, self._prefix, epoch, self._owner)
+
+    def _close_on_sqlite(self) -> bool:
+        """The same in one transaction of the drainer's id, beside which nobody can write.
+
+        Under two-phase commit it publishes the last entries as well: Kafka can't abort them any more, and they are in the log.
+        """
+        with self._writer.transaction() as tx:
+            begun = opened(tx)
+            with own_statements(begun) as connection:
+                epoch = lock_gate(connection, self._prefix)
+                rows = self._source.read(connection, _FEW)
+            if epoch is None or not is_open(epoch):
+                return True
+            if len(rows) == _FEW or (rows and not self._writer.is_two_phase):
+                return False
+            if rows:
+                begun.send_messages([message for row in rows for message in self._source.messages(row)])
+            with own_statements(begun) as connection:
+                self._source.remove(connection, rows)
+                return change_gate(connection, self._prefix, epoch, self._owner)

@@ -1,0 +1,117 @@
+"""The contract of a store that keeps a journal: messages that are committed with the user's data while Kafka is down.
+
+A prefix has a gate. While it is open, every unit of the prefix writes its messages into the journal, in its own database
+transaction. It closes when all of them are published. docs/how-it-works/journal.md has the rules.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from dualwrite.stores.rows import Claim
+from dualwrite.stores.store_transaction import StoreTransaction
+
+
+class JournalEntry(NamedTuple):
+    """One message; `headers` is a text that only the writer and the drainer understand, `sent_at_ms` since 1970."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: str | None
+    partition: int | None
+    sent_at_ms: int
+
+
+class NumberedEntry(NamedTuple):
+    """An entry with its number, by which entries are published in order."""
+
+    number: int
+    entry: JournalEntry
+
+
+def is_open(epoch: int) -> bool:
+    """Whether the gate is open; `epoch` counts its openings and closings."""
+    return epoch % 2 == 1
+
+
+@dataclass(frozen=True, slots=True)
+class GateStatus:
+    """The gate of a prefix, and what is in its journal.
+
+    Args:
+        prefix: The prefix of the pools' transactional ids.
+        epoch: How often the gate was opened and closed.
+        changed_at: When that was the last time, by the clock of the process that did it.
+        changed_by: That process.
+        entries: The number of messages in the journal; None if they were not counted.
+        size: Bytes of their keys and values; None if they were not counted.
+    """
+
+    prefix: str
+    epoch: int
+    changed_at: datetime
+    changed_by: str
+    entries: int | None = None
+    size: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether units write their messages into the journal."""
+        return is_open(self.epoch)
+
+
+class JournaledTransaction(StoreTransaction):
+    """A store transaction that has read the gate of a prefix with its claim's fence.
+
+    `record` and `record_at_commit` have one more condition: the gate is as it was read, so that a unit which has sent its
+    messages to Kafka does not overtake those in the journal.
+
+    Raises JournalSwitchedError, from these and from `write_journal`, if the gate has changed; both sides must be rolled back.
+    """
+
+    @property
+    @abstractmethod
+    def epoch(self) -> int:
+        """The gate as it was read; valid once the fence is checked."""
+
+    @abstractmethod
+    def write_journal(self, entries: Sequence[JournalEntry], transaction_number: int) -> None:
+        """In place of `record`: write the entries and the number, and lock the gate, shared, until the end of the transaction.
+
+        The row keeps the prepared state of an earlier transaction: it may still be in doubt at Kafka.
+
+        Raises: as `StoreTransaction.record`; and JournalSwitchedError if the gate is not open.
+        """
+
+
+class JournalStore(ABC):
+    """Keeps the journals of a database. Safe to use from several threads.
+
+    Every method raises StoreUnavailableError if the database can't be reached, and StateTableMissingError if a table is
+    missing.
+    """
+
+    @abstractmethod
+    def begin(self, claim: Claim, prefix: str, *, is_group: bool, at_once: bool) -> JournaledTransaction:
+        """As `TxnStateStore.begin_soon`, or if `at_once` as `TxnStateStore.begin`."""
+
+    @abstractmethod
+    def prepare(self, prefix: str) -> GateStatus:
+        """Create the gate of a prefix, closed, if there is none; return it."""
+
+    @abstractmethod
+    def gates(self, prefix: str | None = None, *, counts: bool) -> list[GateStatus]:
+        """The gates, or that of one prefix; `counts`: with the number and size of the entries."""
+
+    @abstractmethod
+    def entries(self, prefix: str, *, after: int = 0, most: int) -> list[NumberedEntry]:
+        """The first entries whose number is above `after`, in their order."""
+
+    @abstractmethod
+    def open(self, prefix: str, owner: str) -> bool:
+        """Open the gate; False if it is open already."""

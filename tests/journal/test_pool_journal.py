@@ -1,0 +1,199 @@
+"""A pool writes on while the only broker is down, and everything is published once and in order when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from crash.scene import Scene
+from dualwrite import (
+    BrokerUnavailableError,
+    JournalFullError,
+    JournalLimits,
+    JournalSwitchedError,
+    StoreCommitFailedError,
+    StoreCommitUnknownError,
+    Transaction,
+    UsageError,
+    aio,
+)
+from dualwrite.devcluster import DevCluster
+from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
+from fixtures.broker import read_values
+from fixtures.pace import LIMIT, until
+from fixtures.tiers import thinned
+from journal.journal_scene import gate_of, journal_pool, until_closed
+from pool.pool_scene import both, psycopg_store
+
+
+def assert_in_order(scene: Scene, count: int) -> None:
+    """Both sides have the events from 0 on, the topic in their order."""
+    assert scene.agree() == list(range(count))
+    assert [int(value or 0) for value in read_values(scene.bootstrap, scene.topic)] == list(range(count))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("database", "producer"),
+    thinned(
+        [("postgresql", "native"), ("mariadb", "native"), ("sqlite", "native"), ("postgresql", "librdkafka")],
+        quick=[],
+        kept=[("postgresql", "native"), ("mariadb", "native"), ("sqlite", "native"), ("postgresql", "librdkafka")],
+    ),
+    indirect=["producer"],
+)
+def test_units_go_on_while_the_broker_is_down(scene: Scene, own_broker: DevCluster) -> None:
+    seen: list[Transaction[Any]] = []
+
+    def unit(tx: Transaction[Any], number: int) -> None:
+        both(tx, scene, number)
+        seen.append(tx)
+
+    with journal_pool(scene) as pool:
+        for number in range(5):
+            pool.run(unit, number)
+        own_broker.kill(1)
+        for number in range(5, 20):
+            pool.run(unit, number)
+        assert [tx.outcome for tx in seen[:5] + seen[-15:]] == ["published"] * 5 + ["journaled"] * 15
+        status = gate_of(pool, scene)
+        assert (status.is_open, status.entries) == (True, 15)
+        own_broker.start(1, timeout=LIMIT)
+        until_closed(pool, scene)
+        for number in range(20, 25):
+            pool.run(unit, number)
+        assert seen[-1].outcome == "published"
+    assert_in_order(scene, 25)
+
+
+@pytest.mark.slow
+def test_a_pool_that_is_closed_leaves_its_journal_to_the_next(scene: Scene, own_broker: DevCluster) -> None:
+    with journal_pool(scene) as pool:
+        pool.run(both, scene, 0)
+        own_broker.kill(1)
+        pool.run(both, scene, 1)
+    own_broker.start(1, timeout=LIMIT)
+    with journal_pool(scene) as pool:
+        pool.run(both, scene, 2)
+        until_closed(pool, scene)
+    assert_in_order(scene, 3)
+
+
+@pytest.mark.slow
+def test_a_full_journal_refuses_units(scene: Scene, own_broker: DevCluster) -> None:
+    with journal_pool(scene, pool_options={"journal": JournalLimits(entries=3)}) as pool:
+        pool.run(both, scene, 0)
+        own_broker.kill(1)
+        written = [0]
+
+        def full() -> JournalFullError | None:
+            try:
+                written.append(pool.run(both, scene, len(written)))
+            except JournalFullError as error:
+                return error
+            return None
+
+        error = until(full, "the journal full")
+        assert isinstance(error, BrokerUnavailableError)
+        assert "the limit is 3" in str(error)
+        own_broker.start(1, timeout=LIMIT)
+        until_closed(pool, scene)
+        pool.run(both, scene, len(written))
+    assert_in_order(scene, len(written) + 1)
+
+
+@pytest.mark.slow
+def test_a_block_that_was_interrupted_says_that_it_can_run_again(scene: Scene, own_broker: DevCluster) -> None:
+    with journal_pool(scene) as pool:
+        with pool.transaction() as tx:
+            both(tx, scene, 0)
+        own_broker.kill(1)
+        with pytest.raises(JournalSwitchedError) as caught, pool.transaction() as tx:
+            both(tx, scene, 1)
+        assert caught.value.retriable
+        with pool.transaction() as tx:
+            both(tx, scene, 1)
+        assert tx.outcome == "journaled"
+        with pytest.raises(UsageError, match="positions"), pool.transaction() as tx:
+            tx.send_offsets(_NoConsumer(), {(scene.topic, 0): 1})
+        own_broker.start(1, timeout=LIMIT)
+        until_closed(pool, scene)
+    assert_in_order(scene, 2)
+
+
+class _NoConsumer:
+    """What `send_offsets` asks for."""
+
+    def consumer_group_metadata(self) -> Any:
+        import confluent_kafka  # noqa: PLC0415  (only here)
+
+        return confluent_kafka.Consumer({"group.id": "g", "bootstrap.servers": "127.0.0.1:1"}).consumer_group_metadata()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_committed", [True, False])
+def test_a_commit_without_an_answer_is_looked_up_in_the_row(
+    scene: Scene, own_broker: DevCluster, monkeypatch: pytest.MonkeyPatch, has_committed: bool
+) -> None:
+    """Kafka is not asked: the row has the number of the transaction, or not."""
+    with journal_pool(scene) as pool:
+        pool.run(both, scene, 0)
+        own_broker.kill(1)
+        pool.run(both, scene, 1)
+        real = SqlStoreTransaction.commit
+
+        def unanswered(transaction: SqlStoreTransaction) -> None:
+            monkeypatch.undo()
+            if has_committed:
+                real(transaction)
+            raise StoreCommitUnknownError("no answer")
+
+        monkeypatch.setattr(SqlStoreTransaction, "commit", unanswered)
+        if has_committed:
+            pool.run(both, scene, 2)
+        else:
+            with pytest.raises(StoreCommitFailedError, match="did not commit"):
+                pool.with_options(alone=True).run(both, scene, 2)
+            pool.run(both, scene, 2)
+        own_broker.start(1, timeout=LIMIT)
+        until_closed(pool, scene)
+        pool.run(both, scene, 3)
+    assert_in_order(scene, 4)
+
+
+@pytest.mark.slow
+def test_coroutines_go_on_as_well(scene: Scene, own_broker: DevCluster) -> None:
+    async def unit(tx: aio.AsyncTransaction, number: int) -> None:
+        values = {"writer": scene.transactional_id, "number": number}
+        await tx.db.execute(sa.text("INSERT INTO events VALUES (:writer, :number)"), values)
+        tx.send(scene.topic, str(number))
+
+    async def main(pool: Any) -> None:
+        shared = aio.AsyncWriterPool(pool)
+        await shared.run(unit, 0)
+        own_broker.kill(1)
+        for number in range(1, 4):
+            await shared.run(unit, number)
+
+    with journal_pool(scene) as pool:
+        asyncio.run(main(pool))
+        assert gate_of(pool, scene).entries == 3
+        own_broker.start(1, timeout=LIMIT)
+        until_closed(pool, scene)
+    assert_in_order(scene, 4)
+
+
+@pytest.mark.slow
+def test_statements_of_units_may_go_through_a_pipeline(scene: Scene, own_broker: DevCluster) -> None:
+    with psycopg_store(scene.url) as store, journal_pool(scene, database=store) as pool:
+        pool.run(both, scene, 0)
+        own_broker.kill(1)
+        pool.run(both, scene, 1)
+        futures = [pool.with_options(key="all").submit(both, scene, number) for number in range(2, 12)]
+        assert [future.result(LIMIT) for future in futures] == list(range(2, 12))
+        own_broker.start(1, timeout=LIMIT)
+        until_closed(pool, scene)
+    assert_in_order(scene, 12)
