@@ -60,7 +60,7 @@ class RelayScene:
     def quoted(self, name: str) -> str:
         return self.engine.dialect.identifier_preparer.quote(name)
 
-    def rows(self) -> int:
+    def waiting(self) -> int:
         with self.engine.connect() as connection:
             return connection.scalar(sa.text("SELECT count(*) FROM outbox")) or 0
 
@@ -79,6 +79,10 @@ class RelayScene:
     def messages(self) -> list[Message]:
         """The committed messages, each partition's in its order."""
         return read_topic(self.servers, self.topic)
+
+    def message_numbers(self) -> list[int]:
+        """The numbers of all messages."""
+        return [int(message.value() or b"-1") for message in self.messages()]
 
     def published(self) -> Mapping[str, list[int]]:
         """The numbers of each key, in the order of the topic."""

@@ -132,7 +132,7 @@ def test_a_relay_can_stop_instead_with_the_rows_before_published(on_sqlite: Rela
         for _ in range(2):
             with pytest.raises(InvalidMessageError if bad == "topic" else MessageTooLargeError):
                 relay.run()
-        assert (relay.published, relay.dead, scene.rows()) == (7, 0, 4)
+        assert (relay.published, relay.dead, scene.waiting()) == (7, 0, 4)
     scene.check(first)
 
 

@@ -24,7 +24,7 @@ def test_each_row_is_published_once_in_order_and_deleted(scene: RelayScene) -> N
     numbers = scene.insert(25)
     assert drained(scene, rows=10) == [10, 10, 5]
     scene.check(numbers)
-    assert scene.rows() == 0
+    assert scene.waiting() == 0
 
 
 def test_a_batch_ends_before_it_is_too_large_but_never_before_its_first_row(on_sqlite: RelayScene) -> None:

@@ -12,11 +12,11 @@ import dualwrite
 from dualwrite import Relay
 from dualwrite.errors import ConfigurationError, FencedError, UsageError
 from dualwrite.relay import BatchOptions, create_table
-from fixtures.pace import until
+from fixtures.pace import until, until_recorded
 
 
 def empty(scene: RelayScene) -> None:
-    until(lambda: scene.rows() == 0, "the outbox to be empty")
+    until(lambda: scene.waiting() == 0, "the outbox to be empty")
 
 
 def test_a_relay_publishes_what_is_there_and_what_comes(scene: RelayScene) -> None:
@@ -34,7 +34,7 @@ def test_it_can_end_when_the_outbox_is_empty_and_run_again(on_sqlite: RelayScene
         for _ in range(2):
             on_sqlite.insert(10)
             relay.run(until_empty=True)
-            assert on_sqlite.rows() == 0
+            assert on_sqlite.waiting() == 0
     on_sqlite.check(range(20))
 
 
@@ -54,10 +54,10 @@ def test_ids_that_commit_out_of_order_skip_nothing(on_postgres: RelayScene, firs
         scene.insert_on(higher, [1, 6])
         one, other = (lower, higher) if first == "lower" else (higher, lower)
         one.commit()
-        until(lambda: len(scene.messages()) == 2, "what was committed first")
+        until_recorded(scene.message_numbers, [0, 5] if first == "lower" else [1, 6], "what was committed first")
         other.commit()
         empty(scene)
-        until(lambda: len(scene.messages()) == 4, "what was committed later")
+        until_recorded(scene.message_numbers, [0, 1, 5, 6], "what was committed later")
     scene.check([0, 1, 5, 6])
 
 
@@ -200,7 +200,7 @@ def test_a_row_that_somebody_has_locked_is_waited_for_in_the_order_of_its_key(
         other.execute(sa.text("UPDATE outbox SET value = '1002' WHERE id = 3"))  # of key k2
         with running(scene, batch=BatchOptions(rows=2)):
             until(lambda: "was not released" in caplog.text, "it has waited in vain")
-            assert scene.rows() == 8
+            assert scene.waiting() == 8
             other.commit()
             empty(scene)
     assert scene.published()["k2"] == [1002, 7]

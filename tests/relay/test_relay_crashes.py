@@ -46,7 +46,7 @@ class Crashing(RelayScene):
         return process
 
     def wait_until_empty(self, seconds: float = LIMIT) -> None:
-        until(lambda: self.rows() == 0, "the outbox is empty", seconds=seconds, pause=0.1)
+        until(lambda: self.waiting() == 0, "the outbox is empty", seconds=seconds, pause=0.1)
 
     def stop(self, *processes: ForkedProcess) -> None:
         """Stop processes in the way that a service is stopped: each finishes its batch."""
@@ -90,7 +90,7 @@ def test_a_relay_that_is_killed_is_relieved_by_another(crashing: Make, database:
     scene = crashing(database)
     scene.insert(30)
     killed = scene.start(f"{point}#3=kill")
-    until(lambda: scene.rows() < 30 or killed.poll() is not None, "it has the lease")
+    until(lambda: scene.waiting() < 30 or killed.poll() is not None, "it has the lease")
     other = scene.start()
     assert ended(killed) == -signal.SIGKILL
     scene.insert(10)
@@ -162,7 +162,7 @@ def test_the_broker_is_killed_and_started_again(
         opened.callback(scene.close)
         scene.insert(100)
         relay = scene.start()
-        until(lambda: scene.rows() < 80)
+        until(lambda: scene.waiting() < 80)
         own_broker.kill()
         scene.insert(50)
         time.sleep(2)

@@ -847,14 +847,14 @@ PROMISES: Final = (
             return False
 """,
         "",
-        ("journal/test_drain.py::test_the_gate_stays_open_while_the_journal_has_entries",),
+        ("journal/test_journal_drain.py::test_the_gate_stays_open_while_the_journal_has_entries",),
     ),
     Removal(
         "the gate stays open while a batch of the journal is lost",
         "outbox/journal_drain.py",
         "if row is not None and row.lost:",
         "if row is not None and False:",
-        ("journal/test_drain.py::test_nothing_is_published_while_an_earlier_batch_is_lost",),
+        ("journal/test_journal_drain.py::test_nothing_is_published_while_an_earlier_batch_is_lost",),
     ),
     Removal(
         "a record of the journal keeps what an earlier transaction has left at Kafka",

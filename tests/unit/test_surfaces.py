@@ -8,7 +8,7 @@ from typing import Any, cast
 from dualwrite import Transaction, WriterPool
 from dualwrite.aio import AsyncTransaction, AsyncWriterPool
 from dualwrite.pool.calls import Call
-from dualwrite.transaction import UnitTransaction
+from dualwrite.transaction import OpenTransaction, UnitTransaction
 from fixtures.tables import table
 
 OF_A_TRANSACTION = {"db", "send", "send_many", "send_offsets", "session", "state", "transactional_id"}
@@ -22,7 +22,7 @@ def names(seen: object) -> set[str]:
 
 
 def test_a_unit_gets_only_what_is_its_own() -> None:
-    opened = UnitTransaction("shop.1", cast("Any", None), cast("Any", None), timeout=1)
+    opened = UnitTransaction(OpenTransaction("shop.1", cast("Any", None), cast("Any", None), timeout=1))
     given: list[Transaction] = []
     Call(given.append, (), {}, None).run(opened)
     assert names(given[0]) == OF_A_TRANSACTION
