@@ -166,17 +166,18 @@ def test_a_commit_without_an_answer_is_looked_up_in_the_row(
 
 @pytest.mark.slow
 def test_coroutines_go_on_as_well(scene: Scene, own_broker: DevCluster) -> None:
-    async def unit(tx: aio.AsyncTransaction, number: int) -> None:
+    async def unit(tx: aio.AsyncTransaction, number: int) -> aio.AsyncTransaction:
         values = {"writer": scene.transactional_id, "number": number}
         await tx.db.execute(sa.text("INSERT INTO events VALUES (:writer, :number)"), values)
         tx.send(scene.topic, str(number))
+        return tx
 
     async def main(pool: Any) -> None:
         shared = aio.AsyncWriterPool(pool)
-        await shared.run(unit, 0)
+        assert (await shared.run(unit, 0)).outcome == "published"
         own_broker.kill(1)
         for number in range(1, 4):
-            await shared.run(unit, number)
+            assert (await shared.run(unit, number)).outcome == "journaled"
 
     with journal_pool(scene) as pool:
         asyncio.run(main(pool))

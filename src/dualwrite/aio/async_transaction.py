@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from dualwrite.kafka.base import Headers, Message
 from dualwrite.kafka.messages import checked_message, checked_messages
 from dualwrite.state import PreparedTxnState
-from dualwrite.transaction import Transaction, opened
+from dualwrite.transaction import Outcome, Transaction, opened
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
@@ -78,6 +78,11 @@ class AsyncTransaction(Generic[A]):
     @property
     def transactional_id(self) -> str:
         return self._transaction.transactional_id
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """After the unit or the block: see `Transaction.outcome`."""
+        return self._transaction.outcome
 
     @property
     def state(self) -> PreparedTxnState | None:
