@@ -230,7 +230,7 @@ def test_messages_that_retention_has_deleted_are_missing(
     complete = coordinator.find_messages(state, delivery)
     delete(cluster, topic, 0, 1)
     found = coordinator.find_messages(state, delivery)
-    assert found.missing == (f"retention has deleted offsets 0 to 0 of {topic}-0",)
+    assert found.missing == (f"retention has deleted offset 0 of {topic}-0",)
     assert [place.partition for place in found.places] == ([1, 2] if state.has_own_epoch else [])
     assert list(coordinator.read_messages(state, found)) == [m for m in expected(topic) if state.has_own_epoch and m.partition]
     with pytest.raises(MessagesChangedError, match="could not be read again as they were found") as changed:

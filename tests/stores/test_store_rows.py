@@ -39,7 +39,7 @@ def test_an_unresolved_id_is_not_forgotten(store: SqlStateStore, recorded: Claim
     with pytest.raises(NotResolvedError, match=f"generations {taken} to {taken}"):
         store.forget(ID)
     store.record_resolution(recorded, Resolution(resolved_generation=taken, lost=LOST))
-    with pytest.raises(NotResolvedError, match="`dualwrite recover --id orders --acknowledge` first"):
+    with pytest.raises(NotResolvedError, match="`dualwrite recover --id orders --republish` first"):
         store.forget(ID)
     assert store.read_claimed(recorded).forgotten is False
     store.acknowledge(ID)
