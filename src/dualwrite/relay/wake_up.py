@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from sqlalchemy import Engine
@@ -116,7 +115,7 @@ class Listener:
     def _listen(self) -> None:
         pooled = self._engine.raw_connection()
         connection: Any = pooled.driver_connection
-        pooled.detach()  # from now on `close` closes it
+        pooled.detach()  # from now on it is not the pool's
         try:
             connection.autocommit = True
             connection.execute(f"LISTEN {self._engine.dialect.identifier_preparer.quote_identifier(self._channel)}")
@@ -126,5 +125,4 @@ class Listener:
                 for _ in connection.notifies(timeout=5 * _STEP, stop_after=1):
                     self._ring()
         finally:
-            with suppress(Exception):  # it may be broken
-                pooled.close()
+            connection.close()  # also if it is broken
