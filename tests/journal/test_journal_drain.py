@@ -16,6 +16,7 @@ from dualwrite.outbox.journal_drain import JournalDrain, drainer_id
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.sql_journal import lock_gate
 from dualwrite.testing import failpoints
 from journal.journal_scene import DrainScene, message
 
@@ -62,6 +63,25 @@ def test_the_gate_stays_open_while_the_journal_has_entries(at: DrainScene, monke
             pass
     assert at.gate.entries == 0
     assert at.published == [message(7)]
+
+
+def test_nobody_waits_at_the_gate_while_there_is_much_to_publish(at: DrainScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batches are small, however many entries there are: that one was small does not mean that few are left."""
+    at.write(*range(1200))
+    left: list[int] = []
+
+    def lock(connection: sa.Connection, prefix: str) -> int | None:
+        left.append(at.gate.entries or 0)
+        return lock_gate(connection, prefix)
+
+    monkeypatch.setattr("dualwrite.outbox.journal_drain.lock_gate", lock)
+    with at.connect() as writer:
+        drain = JournalDrain(writer, at.prefix, "test")
+        while drain.step():
+            pass
+    assert left
+    assert max(left) < 500
+    assert at.published == [message(number) for number in range(1200)]
 
 
 def test_a_drainer_that_was_replaced_does_not_close_the_gate(at: DrainScene) -> None:

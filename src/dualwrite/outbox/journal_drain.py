@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -17,16 +18,24 @@ from dualwrite.recipe.journaling import message_of
 from dualwrite.recovery.report import lost_error
 from dualwrite.stores.journal import is_open
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.sql_journal import change_gate, delete_entries, entry_of_row, first_entries, has_none, lock_gate
+from dualwrite.stores.sql.sql_journal import (
+    change_gate,
+    delete_entries,
+    entry_of_row,
+    first_entries,
+    has_many,
+    has_none,
+    lock_gate,
+)
 from dualwrite.stores.sql.tables import JOURNAL_TABLE_NAME
 from dualwrite.transaction import opened
 from dualwrite.writer import DualWriter
 
 _FEW: Final = 500
-"""Entries of a batch after which it is tried to close the gate."""
+"""Entries; if there are fewer, it is tried to close the gate."""
 
-_LAST_BATCHES: Final = 20
-"""Batches that are published while nobody can write into the journal."""
+_LAST_SECONDS: Final = 2.0
+"""For so long, and one batch more, entries are published while nobody can write into the journal; it is usually some ms."""
 
 _LOCK_LIMIT: Final = 2.0
 """Seconds that closing waits for those who write into the journal; a transaction of theirs may be paused."""
@@ -102,9 +111,14 @@ class JournalDrain:
             DualWriteError: As for `DualWriter.transaction`.
         """
         self._check_none_lost()
-        if self._drain.turn().rows >= _FEW:
+        if self._drain.turn().rows >= _FEW or self._has_many():  # the first batches are small, however much there is
             return True
         return not (self._close_on_sqlite() if self._locks_all else self._close())
+
+    def _has_many(self) -> bool:
+        return self._store.short_transactions.query(
+            lambda connection: has_many(connection, self._prefix, _FEW), "looking for journal entries"
+        )
 
     def _check_none_lost(self) -> None:
         row = self._store.read(self._writer.transactional_id)
@@ -114,7 +128,7 @@ class JournalDrain:
             raise error
 
     def _close(self) -> bool:
-        """Close the gate, if it takes few batches to empty the journal while nobody can write into it; whether it is closed.
+        """Close the gate, if it takes a short time to empty the journal while nobody can write into it; whether it is closed.
 
         Those who write into the journal wait meanwhile. Otherwise it would never be empty as long as there are some. If this
         process is paused, the database ends the transaction that keeps them waiting.
@@ -133,11 +147,10 @@ class JournalDrain:
         epoch = lock_gate(connection, self._prefix)
         if epoch is None or not is_open(epoch):
             return True
-        for _ in range(_LAST_BATCHES):
-            if not self._drain.turn().rows:
-                break
-        else:
-            return False
+        until = time.monotonic() + _LAST_SECONDS
+        while self._drain.turn().rows:
+            if time.monotonic() > until:
+                return False
         self._check_none_lost()
         hit("journal_before_close")
         return change_gate(connection, self._prefix, epoch, self._owner)

@@ -25,6 +25,7 @@ _CHANGE: Final = (
 )
 _INSERT: Final = insert(j)
 _ANY: Final = select(j.c.id).where(j.c.prefix == _PREFIX).limit(1)
+_IDS: Final = select(j.c.id).where(j.c.prefix == _PREFIX).limit(bindparam("most"))
 _FIRST: Final = select(j).where(j.c.prefix == _PREFIX).order_by(j.c.id).limit(bindparam("most"))
 _DELETE: Final = delete(j).where(j.c.id.in_(bindparam("ids", expanding=True)))
 _CHUNK: Final = 1000
@@ -34,6 +35,11 @@ _CHUNK: Final = 1000
 def has_none(connection: Connection, prefix: str) -> bool:
     """Whether the prefix has no entries, as far as this connection sees."""
     return connection.scalar(_ANY, {"prefix_": prefix}) is None
+
+
+def has_many(connection: Connection, prefix: str, count: int) -> bool:
+    """Whether the prefix has at least so many entries; looks at no more of them."""
+    return len(connection.execute(_IDS, {"prefix_": prefix, "most": count}).all()) >= count
 
 
 def change_gate(connection: Connection, prefix: str, epoch: int, owner: str) -> bool:
