@@ -277,8 +277,8 @@ PROTOCOL: Final = (
     Removal(
         "RL only what is proven lost is published again",
         "recipe/republish.py",
-        "if entry.kind is not LostKind.LOST or self._name(ownership, entry) in self._kept:",
-        "if self._name(ownership, entry) in self._kept:",
+        "for entry in proven_lost(ownership.unacknowledged):",
+        "for entry in ownership.unacknowledged:",
         ("crash/test_republish.py::test_an_unverified_transaction_is_not_published_again",),
     ),
     Removal(
@@ -317,8 +317,8 @@ PROTOCOL: Final = (
     Removal(
         "RW an entry that is gone does not prove that its messages are visible",
         "recipe/lane.py",
-        "left = (each for each in found if (each.generation, each.state) not in again)",
-        "left = (each for each in found if each.lost in self.ownership.unacknowledged)",
+        "left = (each for each in found if (each.transactional_id, each.generation, each.state) not in again)",
+        "left = (each for each in found if again is not None and each.lost in self.ownership.unacknowledged)",
         ("crash/test_republish.py::test_a_writer_whose_lost_transaction_was_acknowledged_does_not_report_it_as_committed",),
     ),
 )

@@ -33,7 +33,7 @@ from dualwrite.recipe.outcomes import (
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
 from dualwrite.recipe.republish import LostMessages
-from dualwrite.recovery.report import GenerationOutcome, Outcome, lost_error
+from dualwrite.recovery.report import GenerationOutcome, lost_error
 from dualwrite.settings import SWITCH_AFTER, Acknowledge, Timeouts
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import StoreTransaction, TxnStateStore
@@ -478,8 +478,8 @@ class Lane(WriterState):
     def _lost_error(self, found: Iterable[GenerationOutcome]) -> DualWriteError | None:
         """The error for the transactions that were found lost, except those that were published again since (rule RW)."""
         report = self.ownership.report
-        again = {(each.generation, each.state) for each in report if each.outcome is Outcome.PUBLISHED_AGAIN}
-        left = (each for each in found if (each.generation, each.state) not in again)
+        again = report.published_again
+        left = (each for each in found if (each.transactional_id, each.generation, each.state) not in again)
         return lost_error(((each.transactional_id, each.lost) for each in left if each.lost is not None), report.not_published)
 
     def _is_surely_rolled_back(self, error: BaseException) -> bool:

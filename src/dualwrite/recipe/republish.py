@@ -24,8 +24,8 @@ from dualwrite.recovery.lost import found_in_log
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Timeouts
 from dualwrite.state import ConsumedOffset, FoundMessages, GroupOffsets
-from dualwrite.stores.base import Claim, LostKind, LostTransaction, Republished, Resolution, TxnStateStore
-from dualwrite.stores.rows import has_entry, original_of
+from dualwrite.stores.base import Claim, LostTransaction, Republished, Resolution, TxnStateStore
+from dualwrite.stores.rows import has_entry, original_of, proven_lost
 
 log = SubjectLogger(__name__)
 
@@ -49,6 +49,7 @@ class LostMessages:
         self._coordinator = coordinator
         self._is_marked = is_marked
         self._kept: set[tuple[str, str]] = set()
+        self._searched: dict[tuple[str, str], FoundMessages] = {}
 
     def find(self, *owned: Ownership) -> list[tuple[Ownership, LostTransaction, FoundMessages]]:
         """The LOST transactions that can be published again, in the order in which they were prepared (rule RP).
@@ -60,8 +61,8 @@ class LostMessages:
         """
         found = []
         for ownership in owned:
-            for entry in ownership.unacknowledged:
-                if entry.kind is not LostKind.LOST or self._name(ownership, entry) in self._kept:  # rule RL
+            for entry in proven_lost(ownership.unacknowledged):  # rule RL
+                if self._name(ownership, entry) in self._kept:
                     continue
                 messages = self._found(ownership, entry)
                 if messages.is_complete:
@@ -71,12 +72,17 @@ class LostMessages:
         return sorted(found, key=lambda each: _prepared_at(each[1]))
 
     def _found(self, ownership: Ownership, entry: LostTransaction) -> FoundMessages:
-        try:
-            return found_in_log(self._coordinator, entry, ownership.cluster_id, timeout=ownership.timeouts.kafka)
-        except DualWriteError as error:
-            if error.retriable:
-                raise
-            return FoundMessages((), (str(error).rstrip("."),))
+        """What the log has, searched once for each attempt to publish it."""
+        name = self._name(ownership, entry)
+        if name not in self._searched:
+            try:
+                found = found_in_log(self._coordinator, entry, ownership.cluster_id, timeout=ownership.timeouts.kafka)
+            except DualWriteError as error:
+                if error.retriable:
+                    raise
+                found = FoundMessages((), (str(error).rstrip("."),))
+            self._searched[name] = found
+        return self._searched[name]
 
     def publish(self, *owned: Ownership) -> None:
         """Publish the LOST transactions of ids that were resolved and taken over; their ownerships' reports say the outcomes.
@@ -92,6 +98,7 @@ class LostMessages:
 
     def _publish_one(self, ownership: Ownership, entry: LostTransaction, found: FoundMessages) -> None:
         producer = ownership.producer
+        self._searched.pop(self._name(ownership, entry), None)
         if not has_entry(self._store.read_claimed(ownership.claim), entry):  # checks the fencing token, too: rule F2
             ownership.note_gone(entry)
             return

@@ -20,7 +20,7 @@ from dualwrite.recovery.lost import found_in_log
 from dualwrite.recovery.resolve import decision_by_log, proven_by_log
 from dualwrite.state import FoundMessages, PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostKind, LostTransaction, StateRow, TxnStateStore
-from dualwrite.stores.rows import found_again, on_cluster
+from dualwrite.stores.rows import found_again, on_cluster, proven_lost
 
 REASONS: Final = MappingProxyType(
     {
@@ -189,7 +189,7 @@ class KafkaCheck:
         """
         cluster_id = self.check()
         now = datetime.now(UTC)
-        found = [entry for entry in row.lost if entry.kind is LostKind.LOST]
+        found = list(proven_lost(row.lost))
         for plan in plans:
             if plan.decision is Decision.LOST and plan.state is not None:
                 known = (entry.delivery for entry in row.lost if entry.state == plan.state)

@@ -28,7 +28,8 @@ from dualwrite.recovery.plan import GenerationPlan, IdPlan, KafkaCheck, Recovery
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
 from dualwrite.settings import Timeouts
-from dualwrite.stores.base import Claim, LostKind, LostTransaction, StateRow, TxnStateStore
+from dualwrite.stores.base import Claim, LostTransaction, StateRow, TxnStateStore
+from dualwrite.stores.rows import proven_lost
 from dualwrite.transactional_id import LANE_MARK, TransactionalId, lanes_of, name_lane
 
 log = SubjectLogger(__name__)
@@ -324,14 +325,13 @@ class Recoverer:
             claim = self._claim_as_planned(planned, row, found)
         hit("recover_after_claim")
         report = resolve_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)
-        if self._republisher is None or not any(entry.kind is LostKind.LOST for entry in report.unacknowledged):
+        if self._republisher is None or not proven_lost(report.unacknowledged):
             return report
         return self._republisher.publish(claim, report)
 
     def _has_work(self, row: StateRow) -> bool:
         """Whether there is something to resolve on an id, or to publish again."""
-        is_lost = self._republisher is not None and any(entry.kind is LostKind.LOST for entry in row.lost)
-        return bool(row.generations_to_recover) or is_lost
+        return bool(row.generations_to_recover) or (self._republisher is not None and bool(proven_lost(row.lost)))
 
     def _claim(self, transactional_id: str, expected_fence: int | None = None) -> Claim:
         owner = describe_owner("recoverer")

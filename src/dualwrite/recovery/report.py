@@ -146,6 +146,12 @@ class RecoveryReport:
         return tuple(found for report in self.ids for found in report.not_published)
 
     @property
+    def published_again(self) -> frozenset[tuple[str, int, PreparedTxnState | None]]:
+        """The lost transactions that were published again, by id, generation and state."""
+        found = (each for each in self if each.outcome is Outcome.PUBLISHED_AGAIN)
+        return frozenset((each.transactional_id, each.generation, each.state) for each in found)
+
+    @property
     def ok(self) -> bool:
         """Whether every id was recovered, and nothing is lost or unverified."""
         return not self.failed and not self.unacknowledged

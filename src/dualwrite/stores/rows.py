@@ -373,6 +373,11 @@ def _with_republished(row: StateRow, new: Republished) -> StateRow:
     )
 
 
+def proven_lost(entries: Iterable[LostTransaction]) -> tuple[LostTransaction, ...]:
+    """Those that Kafka has provably aborted: only their messages may be published again (rule RL)."""
+    return tuple(entry for entry in entries if entry.kind is LostKind.LOST)
+
+
 def has_entry(row: StateRow, entry: LostTransaction) -> bool:
     """Whether the row still lists this lost or unverified transaction."""
     return any(_is_same(each, entry) for each in row.lost)
@@ -470,7 +475,7 @@ def forgotten(row: StateRow) -> StateRow:
 
 
 def _not_resolved(row: StateRow) -> NotResolvedError:
-    if any(entry.kind is LostKind.LOST for entry in row.lost):
+    if proven_lost(row.lost):
         why, flag = "the messages of a lost transaction are not published again yet", " --republish"
     elif row.lost:
         why, flag = f"{len(row.lost)} unverified transactions are not acknowledged", " --acknowledge"
