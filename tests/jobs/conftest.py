@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
-from job_scene import JobScene
+from job_scene import JobScene, MakeScene
 
 from dualwrite.devcluster import DevCluster
-
-MakeScene = Callable[[str], JobScene]
 
 
 @pytest.fixture
@@ -18,8 +17,8 @@ def make_scene(broker: DevCluster, new_name: Callable[[str], str]) -> Iterator[M
     """Creates a job on a database."""
     with ExitStack() as scenes:
 
-        def make(url: str) -> JobScene:
-            made = JobScene(url, broker.bootstrap_servers, new_name("job"))
+        def make(url: str, **settings: Any) -> JobScene:
+            made = JobScene(url, broker.bootstrap_servers, new_name("job"), **settings)
             scenes.callback(made.close)
             return made
 

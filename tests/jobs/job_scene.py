@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -149,3 +149,7 @@ def replaced(outcome: TaskOutcome, **changes: Any) -> TaskOutcome:
     """The outcome with another prepared transaction."""
     assert outcome.prepared is not None
     return replace(outcome, prepared=replace(outcome.prepared, **changes))
+
+
+MakeScene = Callable[..., JobScene]
+"""Makes a job on a database with settings of its site; the test's end closes it."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from job_scene import JobScene, NumberLoader, staged
+from job_scene import JobScene, MakeScene, NumberLoader, staged
 from typer.testing import CliRunner
 
 import dualwrite
 from dualwrite.cli import recover
-from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     BatchRefusedError,
     DualWriteError,
@@ -24,7 +23,7 @@ from dualwrite.errors import (
     LostTransactionError,
     PrefixLeasedError,
 )
-from dualwrite.jobs.job_recovery import delete_staged, recover_job
+from dualwrite.jobs.job_recovery import cleanup, delete_staged, recover_job
 from dualwrite.jobs.job_tables import AttemptRow, StagedRows
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.rules import Prepared, TaskOutcome
@@ -207,10 +206,8 @@ def lose_decided(scene: JobScene) -> Prepared:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("finder", ["the next run", "recovery", "a run after a recovery that published nothing"])
-def test_lost_messages_of_a_batch_are_published_again(
-    finder: str, postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]
-) -> None:
-    scene = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), two_phase=False)
+def test_lost_messages_of_a_batch_are_published_again(finder: str, make_scene: MakeScene, postgres_url: str) -> None:
+    scene = make_scene(postgres_url, two_phase=False)
     lose_decided(scene)
     if finder != "the next run":
         site = scene.site if finder == "recovery" else replace(scene.site, on_lost="raise")
@@ -221,12 +218,29 @@ def test_lost_messages_of_a_batch_are_published_again(
         assert scene.topic() == ([1, 2, 3] if finder == "recovery" else [3])
     assert scene.commit(scene.write(scene.run(), PARTS)) == 0
     scene.assert_holds([1, 2, 3])
-    scene.close()
 
 
 @pytest.mark.slow
-def test_a_loss_found_by_another_recovery(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> None:
-    scene = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), two_phase=False, on_lost="raise")
+def test_a_task_of_a_newer_run_keeps_an_id_on_which_something_is_lost(make_scene: MakeScene, postgres_url: str) -> None:
+    """A cleanup that has listed the attempts before does not take the id to publish what is lost."""
+    scene = make_scene(postgres_url, two_phase=False, on_lost="raise")
+    prepared = lose_decided(scene)
+    with scene.site.opened() as opened:
+        recover_job(opened, scene.prefix)
+    with replace(scene.site, on_lost="republish").opened() as opened:
+        left = opened.ledger.attempts(scene.prefix)
+        outcomes = scene.write(scene.run(batch_id=1), [[7, 8], [9]])
+        before = opened.store.read(prepared.transactional_id)
+        assert before is not None
+        assert before.lost
+        cleanup(opened, left, StagedRows(scene.sink.staging_table))
+        assert opened.store.read(prepared.transactional_id) == before
+    assert scene.commit(outcomes) == 3
+
+
+@pytest.mark.slow
+def test_a_loss_found_by_another_recovery(make_scene: MakeScene, postgres_url: str) -> None:
+    scene = make_scene(postgres_url, two_phase=False, on_lost="raise")
     prepared = lose_decided(scene)
     with scene.site.opened() as opened:
         report = recover_job(opened, scene.prefix)
@@ -242,14 +256,11 @@ def test_a_loss_found_by_another_recovery(postgres_url: str, broker: DevCluster,
     assert scene.commit(scene.write(scene.run(), PARTS)) == 0
     assert scene.table() == [1, 2, 3]
     assert scene.topic() == [3]  # the loss is final and was reported
-    scene.close()
 
 
 @pytest.mark.slow
-def test_commit_does_not_return_while_a_copy_is_lost_as_well(
-    postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]
-) -> None:
-    scene = JobScene(postgres_url, broker.bootstrap_servers, new_name("job"), two_phase=False)
+def test_commit_does_not_return_while_a_copy_is_lost_as_well(make_scene: MakeScene, postgres_url: str) -> None:
+    scene = make_scene(postgres_url, two_phase=False)
     prepared = lose_decided(scene)
 
     def abort() -> None:
@@ -270,4 +281,3 @@ def test_commit_does_not_return_while_a_copy_is_lost_as_well(
     assert scene.topic() == [3]
     assert scene.commit(scene.write(scene.run(), PARTS)) == 0
     scene.assert_holds([1, 2, 3])
-    scene.close()

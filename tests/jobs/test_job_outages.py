@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from job_scene import JobScene, replaced
+from job_scene import JobScene, MakeScene, replaced
 
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
@@ -36,8 +36,6 @@ COMMIT_MOMENTS = ("job_before_commit", "job_after_move", "job_after_commit", "jo
 BROKER_KEPT = ("job_after_prepare", "job_after_commit")
 DATABASE_KEPT = ("job_after_batch", "job_after_commit")
 TIMEOUT_MS = int(limit(2.5) * 1000)
-
-MakeScene = Callable[..., JobScene]
 
 
 @pytest.fixture

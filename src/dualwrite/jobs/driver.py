@@ -19,16 +19,16 @@ from dualwrite.errors import (
 from dualwrite.failpoints import hit
 from dualwrite.jobs.decision import Decided, JobDecision, Verdict
 from dualwrite.jobs.job_context import OpenSite
-from dualwrite.jobs.job_recovery import complete, delete_staged, open_run, publish_lost, resolve_ids
+from dualwrite.jobs.job_recovery import complete, delete_staged, open_run, resolve_ids
 from dualwrite.jobs.job_tables import Marker, StagedRows
 from dualwrite.jobs.rules import JobRun, Prepared, TaskOutcome
 from dualwrite.jobs.task import Sink
 from dualwrite.logs import SubjectLogger
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
-from dualwrite.recovery.report import Outcome, RecoveryReport, raise_for_lost
+from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.stores.base import LostTransaction
-from dualwrite.stores.rows import original_of
+from dualwrite.stores.rows import original_of, proven_lost
 
 log = SubjectLogger(__name__)
 
@@ -186,20 +186,27 @@ class JobCommitter:
     def _raise_for_incomplete(self, run: JobRun, marker: Marker, report: RecoveryReport) -> None:
         """Raise if the batch is committed in the database but not all of its messages are visible."""
         self._raise_for_failed(run, marker, report)
-        lost = self._lost(marker)
-        if not lost:
-            return
-        published = publish_lost(self._site, [name for name, _ in lost])
-        self._raise_for_failed(run, marker, published)
-        again = {
-            (one.transactional_id, found.generation, found.state)
-            for one in published.ids
-            for found in one.outcomes
-            if found.outcome is Outcome.PUBLISHED_AGAIN
+        rows = [row for row in (self._site.store.read(winner.transactional_id) for winner in marker.winners) if row is not None]
+        if self._site.republisher is not None:
+            tried = {(one.transactional_id, one.entry) for one in report.not_published}
+            untried = {  # found lost by an earlier process
+                (row.transactional_id, row.fence)
+                for row in rows
+                for entry in proven_lost(row.lost)
+                if _is_of(marker, row.transactional_id, entry) and (row.transactional_id, entry) not in tried
+            }
+            published = resolve_ids(self._site, untried)
+            self._raise_for_failed(run, marker, published)
+            report = RecoveryReport(report.ids + published.ids)
+        found = [(one.transactional_id, one.lost) for one in report if one.lost is not None]  # rule RW: also if it is gone now
+        found += [(row.transactional_id, entry) for row in rows for entry in row.lost]
+        again = report.published_again
+        left = {
+            (name, entry.generation, entry.state): (name, entry)
+            for name, entry in found
+            if _is_of(marker, name, entry) and (name, entry.generation, entry.state) not in again
         }
-        # rule RW: that an entry is gone proves nothing
-        left = [(name, entry) for name, entry in lost if (name, entry.generation, entry.state) not in again]
-        raise_for_lost(left, published.not_published)
+        raise_for_lost(left.values(), report.not_published)
 
     def _raise_for_failed(self, run: JobRun, marker: Marker, report: RecoveryReport) -> None:
         names = {winner.transactional_id for winner in marker.winners}
@@ -216,14 +223,14 @@ class JobCommitter:
                 database_committed=True,
             ) from failed[0].error
 
-    def _lost(self, marker: Marker) -> list[tuple[str, LostTransaction]]:
-        """The batch's transactions that are recorded as lost or unverified and not yet acknowledged."""
-        found = []
-        for name, generation, state in marker.winners:
-            row = self._site.store.read(name)
-            entries = () if row is None else row.lost
-            found += [(name, lost) for lost in entries if original_of(lost) == f"{generation} {state}"]
-        return found
+
+def _is_of(marker: Marker, transactional_id: str, entry: LostTransaction) -> bool:
+    """Whether a lost transaction has the messages of a winner of the batch."""
+    original = original_of(entry)
+    return any(
+        (winner.transactional_id, f"{winner.generation} {winner.state}") == (transactional_id, original)
+        for winner in marker.winners
+    )
 
 
 @contextmanager

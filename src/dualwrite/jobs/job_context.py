@@ -14,6 +14,7 @@ from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.choose import choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.recipe.republish import RecoveryPublisher
 from dualwrite.settings import OnLost, ProducerName, Settings, Timeouts
 from dualwrite.stores.registry import keeps_a_table
 from dualwrite.stores.sql import SqlStateStore
@@ -89,6 +90,13 @@ class OpenSite:
     def ledger(self) -> JobLedger:
         """Access to the rows of jobs."""
         return JobLedger(self.store, patience=self.site.timeouts.claim)
+
+    @cached_property
+    def republisher(self) -> RecoveryPublisher | None:
+        """Publishes lost messages again; None if they are to stay in the rows."""
+        if self.site.on_lost != "republish":
+            return None
+        return RecoveryPublisher(self.store, self.coordinator, self.producers, timeouts=self.site.timeouts)
 
     def producers(self, transactional_id: str) -> ProducerFactory:
         """The factory of an id's producers; queries the cluster's capabilities.

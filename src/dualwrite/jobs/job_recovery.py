@@ -20,13 +20,13 @@ from dualwrite.jobs.job_context import OpenSite
 from dualwrite.jobs.job_tables import AttemptRow, StagedRows
 from dualwrite.jobs.rules import JobRow, JobRun, Opening, Prepared
 from dualwrite.logs import SubjectLogger
-from dualwrite.recipe.republish import RecoveryPublisher
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.plan import IdPlan, KafkaCheck, RecoveryPlan
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import IdReport, Outcome, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
-from dualwrite.stores.base import Claim, LostKind, StateRow
+from dualwrite.stores.base import Claim, StateRow
+from dualwrite.stores.rows import proven_lost
 from dualwrite.stores.sql.dialect import ErrorClass
 
 log = SubjectLogger(__name__)
@@ -45,7 +45,7 @@ def complete(site: OpenSite, winners: Sequence[Prepared]) -> RecoveryReport:
 
     def resolve(claim: Claim) -> IdReport:
         try:
-            return resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
+            return _resolved(site, claim)
         except FencedError:
             return _wait_until_resolved(site, claim)
 
@@ -68,7 +68,7 @@ def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Coll
             kafka.at(row)
         try:
             claim = site.store.claim(name, owner, timeout=site.site.timeouts.claim, expected_fence=claim.fence)
-            return resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
+            return _resolved(site, claim)
         except FencedError as error:
             if name in awaited:
                 return _wait_until_resolved(site, claim)
@@ -77,28 +77,12 @@ def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Coll
     return _in_parallel(site, [Claim(name, fence, owner) for name, fence in ids], resolve)
 
 
-def publish_lost(site: OpenSite, names: Iterable[str]) -> RecoveryReport:
-    """Publish what is recorded as lost on ids again, if that is wanted, each under a claim of its own.
-
-    An id that is claimed by somebody else meanwhile is left to its claimant.
-    """
-    if site.site.on_lost != "republish":
-        return RecoveryReport()
-    owner = describe_owner("job recovery")
-    publisher = RecoveryPublisher(site.store, site.coordinator, site.producers, timeouts=site.site.timeouts)
-
-    def publish(claim: Claim) -> IdReport:
-        name = claim.transactional_id
-        try:
-            claim = site.store.claim(name, owner, timeout=site.site.timeouts.claim, expected_fence=claim.fence)
-            resolved = resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
-            return publisher.publish(claim, resolved)
-        except FencedError as error:
-            return IdReport(name, taken_over_by=str(error.facts.get("current_owner")))
-
-    rows = [row for row in map(site.store.read, names) if row is not None]
-    lost = [row for row in rows if any(entry.kind is LostKind.LOST for entry in row.lost)]
-    return _in_parallel(site, [Claim(row.transactional_id, row.fence, owner) for row in lost], publish)
+def _resolved(site: OpenSite, claim: Claim) -> IdReport:
+    """Resolve an id under a claim, and publish what is lost on it again, if that is wanted."""
+    report = resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
+    if site.republisher is None or not proven_lost(report.unacknowledged):
+        return report
+    return site.republisher.publish(claim, report)
 
 
 def _wait_until_resolved(site: OpenSite, claim: Claim) -> IdReport:
@@ -144,19 +128,8 @@ def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> R
         if found.outcome is not Outcome.NOTHING:
             done = found.outcome.in_words
             log.info("cleaned up generation %d: %s", found.generation, done, transactional_id=found.transactional_id)
-    report = with_published(report, publish_lost(site, [row.transactional_id for row in left]))
     delete_staged(site, {row.transactional_id: row.fence for row in left}, staged)
     return report
-
-
-def with_published(resolved: RecoveryReport, published: RecoveryReport) -> RecoveryReport:
-    """A report in which what was published again on an id replaces what was left lost on it."""
-    by_id = {one.transactional_id: one for one in published.ids}
-    found = []
-    for one in resolved.ids:
-        later = by_id.pop(one.transactional_id, None)
-        found.append(one if later is None else replace(later, outcomes=(*one.outcomes, *later.outcomes)))
-    return RecoveryReport((*found, *by_id.values()))
 
 
 def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) -> int:
@@ -235,10 +208,16 @@ def recover_job(site: OpenSite, prefix: str, *, expected: JobRow | None = None, 
         return None
     row, verdict = closed
     resolved = cleanup(site, verdict.left, StagedRows(row.staging_table))
-    named = {one.transactional_id for one in resolved.ids}
-    rows = (site.store.read(each.transactional_id) for each in verdict.left if each.transactional_id not in named)
-    lost_before = (IdReport(found.transactional_id, unacknowledged=found.lost) for found in rows if found and found.lost)
-    return RecoveryReport((*resolved.ids, *lost_before))
+    lost_before, to_publish = [], []
+    for attempt in verdict.left:
+        found = site.store.read(attempt.transactional_id) if attempt.is_resolved else None
+        if found is None or not found.lost:
+            continue
+        if site.republisher is not None and proven_lost(found.lost):
+            to_publish.append((attempt.transactional_id, attempt.fence))
+        else:
+            lost_before.append(IdReport(found.transactional_id, unacknowledged=found.lost))
+    return RecoveryReport((*resolved.ids, *resolve_ids(site, to_publish).ids, *lost_before))
 
 
 def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
@@ -254,6 +233,6 @@ def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
 
 def _planned(site: OpenSite, kafka: KafkaCheck, row: StateRow) -> IdPlan:
     plans = kafka.at(row)
-    found = kafka.lost_messages(row, plans) if site.site.on_lost == "republish" else ()
+    found = () if site.republisher is None else kafka.lost_messages(row, plans)
     owner = row.owner if row.generations_to_recover else None
     return IdPlan(row.transactional_id, owner, plans, row.lost, row=row, found=found)
