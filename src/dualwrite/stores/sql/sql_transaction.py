@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -325,6 +325,14 @@ class SqlStoreTransaction(JournaledTransaction):
         transaction_number: int,
         delivery: Delivery | None = None,
     ) -> None:
+        with self._recording() as connection:
+            record = self._record_of(state, generation, transaction_number, delivery)
+            statement = self._context.record if self._gate is None else self._context.record_at_gate
+            self._execute_record(connection, statement, record)
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[GuardedConnection]:
+        """The connection without its guard, for the last writes of the transaction, after all of the user's."""
         connection = self._open_connection()
         self._sessions.flush()
         self._send_queued(at_end=True)
@@ -332,9 +340,7 @@ class SqlStoreTransaction(JournaledTransaction):
         try:
             if not self._context.dialect.still_marked(connection):
                 raise self._errors.ended_by_block()
-            record = self._record_of(state, generation, transaction_number, delivery)
-            statement = self._context.record if self._gate is None else self._context.record_at_gate
-            self._execute_record(connection, statement, record)
+            yield connection
         except self._context.driver_errors as error:
             raise self._record_failed(error) from error
         finally:
@@ -350,24 +356,14 @@ class SqlStoreTransaction(JournaledTransaction):
         return self._epoch or 0
 
     def write_journal(self, entries: Sequence[JournalEntry], transaction_number: int) -> None:
-        connection = self._open_connection()
         assert self._gate is not None
-        self._sessions.flush()
-        self._send_queued(at_end=True)
-        connection.lift_guard()
-        try:
-            if not self._context.dialect.still_marked(connection):
-                raise self._errors.ended_by_block()
+        with self._recording() as connection:
             if entries:
                 epoch = insert_entries(connection, self._gate, entries)
                 if epoch is None or not is_open(epoch):
                     raise switched(self._gate, self._claim.transactional_id, epoch)
             record = self._record_of(None, 0, transaction_number, None)
             self._execute_record(connection, self._context.record_number, record)
-        except self._context.driver_errors as error:
-            raise self._record_failed(error) from error
-        finally:
-            connection.restore_guard()
 
     def record_at_commit(
         self,
