@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from producer_cases import CASES, LIBRDKAFKA, NATIVE, ON_3_9, WITH_VERSION_1
 
 from dualwrite.admin import TransactionAdmin
 from dualwrite.devcluster import DevCluster, Security
@@ -20,6 +21,7 @@ from fixtures.acls import AUTHORIZED
 from fixtures.broker import USERS, started
 from fixtures.open_transactions import left_open
 from fixtures.pace import LIMIT
+from fixtures.tiers import thinned
 from fixtures.transactions import Transactions
 
 Opener = Callable[..., Producer]
@@ -139,3 +141,16 @@ def silent_server() -> Iterator[int]:
         server.bind(("127.0.0.1", 0))
         server.listen()
         yield int(server.getsockname()[1])
+
+
+@pytest.fixture(params=thinned(CASES, kept=[NATIVE, LIBRDKAFKA], quick=[NATIVE, LIBRDKAFKA]))
+def case(request: pytest.FixtureRequest) -> str:
+    """The producer, and the broker if it is not the usual one."""
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def cluster(case: str, request: pytest.FixtureRequest) -> DevCluster:
+    found: DevCluster = request.getfixturevalue({ON_3_9: "broker_3_9", WITH_VERSION_1: "broker_v4"}.get(case, "broker"))
+    return found

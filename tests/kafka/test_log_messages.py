@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from producer_cases import NATIVE
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import DualWriteError, MessagesChangedError, MessagesCommittedError
@@ -21,14 +22,10 @@ from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.state import Delivery, FoundMessages, FoundPlace, PreparedTxnState
 from fixtures.broker import make_topic, read_topic, wait_for_markers
 from fixtures.pace import LIMIT, until
-from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
 Open = Callable[..., TransactionalProducer]
 
-NATIVE, LIBRDKAFKA = "native", "librdkafka"
-ON_3_9, WITH_VERSION_1 = "librdkafka on 3.9.1", "librdkafka with transaction.version 1"
-CASES = (NATIVE, LIBRDKAFKA, ON_3_9, WITH_VERSION_1)
 CODECS = ("gzip", "snappy", "lz4", "zstd")
 
 NOON = 1_700_000_000_000
@@ -39,19 +36,6 @@ SENT: tuple[dict[str, Any], ...] = (
     {"value": b"", "key": b"", "partition": 2, "headers": None, "timestamp": NOON + 1},
     {"value": b"three", "key": b"k", "partition": 0, "headers": None, "timestamp": NOON + 86_400_000},
 )
-
-
-@pytest.fixture(params=thinned(CASES, kept=[NATIVE, LIBRDKAFKA], quick=[NATIVE, LIBRDKAFKA]))
-def case(request: pytest.FixtureRequest) -> str:
-    """The producer, and the broker if it is not the usual one."""
-    found: str = request.param
-    return found
-
-
-@pytest.fixture
-def cluster(case: str, request: pytest.FixtureRequest) -> DevCluster:
-    found: DevCluster = request.getfixturevalue({ON_3_9: "broker_3_9", WITH_VERSION_1: "broker_v4"}.get(case, "broker"))
-    return found
 
 
 @pytest.fixture

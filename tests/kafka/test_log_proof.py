@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from producer_cases import NATIVE
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import GroupMetadata, TransactionalProducer
@@ -19,27 +20,8 @@ from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.state import ConsumedOffset, Delivery, Fate, FoundMessages, GroupOffsets, Place, PreparedTxnState
 from fixtures.broker import make_topic, wait_for_markers
 from fixtures.pace import LIMIT
-from fixtures.tiers import thinned
 
 NewName = Callable[[str], str]
-
-
-NATIVE, LIBRDKAFKA = "native", "librdkafka"
-ON_3_9, WITH_VERSION_1 = "librdkafka on 3.9.1", "librdkafka with transaction.version 1"
-CASES = (NATIVE, LIBRDKAFKA, ON_3_9, WITH_VERSION_1)
-
-
-@pytest.fixture(params=thinned(CASES, kept=[NATIVE, LIBRDKAFKA], quick=[NATIVE, LIBRDKAFKA]))
-def case(request: pytest.FixtureRequest) -> str:
-    """The producer, and the broker if it is not the usual one."""
-    found: str = request.param
-    return found
-
-
-@pytest.fixture
-def cluster(case: str, request: pytest.FixtureRequest) -> DevCluster:
-    found: DevCluster = request.getfixturevalue({ON_3_9: "broker_3_9", WITH_VERSION_1: "broker_v4"}.get(case, "broker"))
-    return found
 
 
 @pytest.fixture
