@@ -18,6 +18,7 @@ from dualwrite.errors import (
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, TransactionalProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers, tracing
 from dualwrite.outages import DATABASE, database_at, is_no_answer, level_of
 from dualwrite.recipe.idle import RECOVER_LIMIT
 from dualwrite.recipe.journaling import COMMIT_LIMIT, RENEWAL_LIMIT, Journal, JournalBuffer
@@ -33,6 +34,7 @@ from dualwrite.recipe.outcomes import (
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
 from dualwrite.recipe.republish import LostMessages
+from dualwrite.recipe.transaction_report import TransactionReport
 from dualwrite.recovery.report import GenerationOutcome, lost_error
 from dualwrite.settings import SWITCH_AFTER, Acknowledge, Timeouts
 from dualwrite.state import PreparedTxnState, ProducerKind
@@ -70,6 +72,7 @@ class Lane(WriterState):
         lost: LostMessages | None = None,
     ) -> None:
         super().__init__()
+        self.report: TransactionReport | None = None
         self.id = TransactionalId(transactional_id, number).row
         self.ownership = Ownership(store, coordinator, producers, transactional_id=self.id, timeouts=timeouts)
         self._logical_id = transactional_id
@@ -110,6 +113,8 @@ class Lane(WriterState):
         if self._only_journal:
             self.advance(Event.OPENED)
         self.advance(Event.BEGIN)
+        is_reported = observers.installed or tracing.tracer is not None
+        self.report = TransactionReport(self._logical_id, self.id) if is_reported else None
         producer.begin_transaction()
         hit("after_begin")
         self._transaction = OpenTransaction(
@@ -119,6 +124,7 @@ class Lane(WriterState):
             timeout=self._timeouts.kafka,
             database=self._database,
             divert=None if self._journal is None else self._divert,
+            number=0 if self.report is None else self.report.number,
         )
         return self._transaction
 
@@ -133,6 +139,8 @@ class Lane(WriterState):
         transaction.end()
         self.advance(Event.PREPARE)
         transaction.state = producer.prepare_transaction(timeout=self._timeouts.for_delivery)
+        if self.report is not None and producer.delivery is not None:
+            self.report.messages = producer.delivery.messages
         self.advance(Event.PREPARED)
         hit("after_prepare")
         if self._buffer is not None:
@@ -167,6 +175,8 @@ class Lane(WriterState):
         if transaction.state is not None:
             self.ownership.has_committed(transaction.state)
         self.advance(Event.KAFKA_COMMITTED)
+        if self.report is not None:
+            self.report.committed(transaction.outcome)
         self._end_journaled()
         hit("after_kafka_commit")
 
@@ -280,6 +290,8 @@ class Lane(WriterState):
         if self._requested is not None:
             self.ownership.has_committed(self._requested)
         self.advance(Event.KAFKA_COMMITTED)
+        if self.report is not None:
+            self.report.committed("published")
 
     @property
     def is_ready(self) -> bool:
@@ -328,6 +340,16 @@ class Lane(WriterState):
 
     def handle_error(self, error: BaseException) -> None:
         """Return if the transaction has committed and `error` only said that the outcome was unknown; raise otherwise."""
+        try:
+            self._handle_error(error)
+        except BaseException as raised:
+            if self.report is not None:
+                self.report.failed(raised)
+            raise
+        if self.report is not None and self._transaction is not None:
+            self.report.committed(self._transaction.outcome or "published", was_in_doubt=True)
+
+    def _handle_error(self, error: BaseException) -> None:
         phase = self.phase
         self._has_claimed_again = False
         if self._transaction is not None and (after_commit_error := self._transaction.after_commit_error) is not None:
