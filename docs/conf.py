@@ -11,6 +11,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_design",
     "sphinxcontrib.mermaid",
 ]
 source_suffix = {".md": "markdown"}
