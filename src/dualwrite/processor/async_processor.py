@@ -173,8 +173,9 @@ class _LoopRunner(Runner):
             raise asyncio.CancelledError
 
         async def unit(tx: AsyncTransaction[Any]) -> None:
-            if content is not None:
-                await awaited(self._handle(content(), tx), name_of(self._handle))
+            messages = None if content is None else content()
+            if messages:  # none, if they were replayed for another group
+                await awaited(self._handle(messages, tx), name_of(self._handle))
             await tx.run_sync(finish)
 
         unit.__wrapped__ = self._handle  # type: ignore[attr-defined]  # as in ThreadRunner

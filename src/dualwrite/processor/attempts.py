@@ -39,6 +39,7 @@ from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.observability import observers, tracing
 from dualwrite.observability.events import BatchFailed, BatchProcessed
 from dualwrite.outages import level_of
+from dualwrite.processor.dead_letters import is_for
 from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Finish, Progress
@@ -342,7 +343,8 @@ class Attempts:
 
     def _content(self, batch: Batch) -> Content:
         def make() -> list[Any]:
-            return decoded(batch.messages, self._decoding) if self._decoding else list(batch.messages)
+            messages = [message for message in batch.messages if is_for(message, self._group)]
+            return decoded(messages, self._decoding) if self._decoding else messages
 
         return made_for_each_attempt(make)
 

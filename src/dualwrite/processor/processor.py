@@ -208,8 +208,9 @@ class ThreadRunner(Runner):
 
     def run(self, content: Content | None, finish: Finish) -> None:
         def work(tx: Transaction[Any]) -> None:
-            if content is not None:
-                check_has_run(self._handle(content(), tx), name_of(self._handle))
+            messages = None if content is None else content()
+            if messages:  # none, if they were replayed for another group
+                check_has_run(self._handle(messages, tx), name_of(self._handle))
             finish(tx)
 
         work.__wrapped__ = self._handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it
