@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import base64
 import json
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
 
 from dualwrite.api import connect
+from dualwrite.cli.journal_output import JOURNALS, journal_record
 from dualwrite.cli.options import AsJson, Database, JsonGroup, Target, counted, grouped, refuse, say, store_for
 from dualwrite.cli.output import print_json, show_records, versioned
-from dualwrite.outbox.journal_drain import JournalDrain, drainer_id
+from dualwrite.errors import DualWriteError
+from dualwrite.outbox.journal_drain import DrainLease, JournalDrain, drainer_id
+from dualwrite.outbox.journal_state import read_journals
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.journal import GateStatus, JournalStore, NumberedEntry
+from dualwrite.stores.journal import JournalStore, NumberedEntry
 
 _PAGE: Final = 1000
 
@@ -33,11 +39,12 @@ app = typer.Typer(no_args_is_help=True, cls=JsonGroup)
 def list_(*, database: Database, prefix: Only = None, as_json: AsJson = False) -> None:
     """Show the journals: whether the gate is open, since when, who has opened it, and how much is still to be published."""
     with store_for(database.settings()) as store:
-        found = [journal_record(each) for each in _journal_of(store).gates(prefix, counts=True)]
+        _journal_of(store)
+        found = [journal_record(each) for each in read_journals(store, prefix)]
     if as_json:
         print_json(versioned("journal list", {"journals": found}))
     elif found:
-        show_records({name: name for name in found[0]}, found)
+        show_records(JOURNALS, found)
     else:
         say("No pool has a journal in this database.")
 
@@ -52,11 +59,36 @@ def drain(*, target: Target, prefix: OfPrefix) -> None:
         if not journal.gates(prefix, counts=False):
             refuse(f"There is no journal of the prefix {prefix!r}.")
         before = journal.gates(prefix, counts=True)[0].entries
-        with connect(store, settings=settings) as writer:
-            work = JournalDrain(writer, prefix, describe_owner("journal"))
-            while work.step():
-                pass
+        assert store.leases is not None  # every SQL database keeps them
+        owner = f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}"
+        with _held(DrainLease(store.leases, prefix, owner), prefix) as lease, connect(store, settings=settings) as writer:
+            work = JournalDrain(writer, prefix, owner)
+            while work.step() or journal.gates(prefix, counts=True)[0].entries:  # a closed gate may have some, too
+                _check_lease(lease, prefix)
     say(f"The journal of {prefix} is empty, and its gate is closed: it had {counted(before or 0, 'message')}.")
+
+
+@contextmanager
+def _held(lease: DrainLease, prefix: str) -> Iterator[DrainLease]:
+    """Take the lease, and release it at the end of the block."""
+    _check_lease(lease, prefix)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _check_lease(lease: DrainLease, prefix: str) -> None:
+    if lease.is_ours():
+        return
+    other = lease.held_by()
+    who, ends = ("another process", "") if other is None else (other.owner, f", within {other.seconds_left or 0:.0f} s")
+    raise DualWriteError(
+        f"The journal of {prefix!r} is being published by {who}.",
+        transactional_id=drainer_id(prefix),
+        next_step="nothing is to be done while that process runs; if it has died, run this again when its lease has "
+        f"ended{ends}",
+    )
 
 
 @app.command()
@@ -76,18 +108,6 @@ def _journal_of(store: TxnStateStore) -> JournalStore:
     if store.journal is None:
         refuse(f"{store.description} keeps no journals: only SQL databases do.")
     return store.journal
-
-
-def journal_record(status: GateStatus) -> dict[str, Any]:
-    """A journal as JSON values."""
-    return {
-        "prefix": status.prefix,
-        "gate": "open" if status.is_open else "closed",
-        "since": status.changed_at.astimezone(UTC).isoformat(timespec="seconds"),
-        "by": status.changed_by,
-        "messages": status.entries,
-        "bytes": status.size,
-    }
 
 
 def entry_record(entry: NumberedEntry) -> dict[str, Any]:
