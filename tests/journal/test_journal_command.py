@@ -134,3 +134,33 @@ def test_the_limits_of_the_process_that_opened_the_gate_are_shown(at: DrainScene
         "other": {"messages": 2, "bytes": 3, "age_ms": 500},
         at.prefix: {"messages": default.entries, "bytes": default.size, "age_ms": default.age * 1000},
     }
+
+
+def test_messages_that_kafka_has_refused_are_listed_replayed_and_dropped(
+    at: DrainScene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The database has no outbox table."""
+    at.write(1, 2)
+    change(at, f"UPDATE dualwrite_journal SET topic = 'no topic!' WHERE prefix = '{at.prefix}'")
+    at.write(3)
+    kafka = ("--kafka", at.scene.bootstrap)
+    run(at, capsys, "journal", "drain", "--prefix", at.prefix, *kafka)
+    assert at.published == [message(3)]
+    relay = ("--name", drainer_id(at.prefix))
+    findings = json.loads(run(at, capsys, "doctor", "--json"))["findings"]
+    (step,) = [each["change"] for each in findings if each["about"] == f"journal {at.prefix}"]
+    assert (
+        step
+        == f"see dualwrite relay dead list --name {drainer_id(at.prefix)}; then dualwrite journal replay --prefix {at.prefix}"
+    )
+    first, second = json.loads(run(at, capsys, "relay", "dead", "list", "--json", *relay))["letters"]
+    assert "no topic!" in run(at, capsys, "relay", "dead", "show", "--letter", str(first["id"]), *relay)
+    replay = ("journal", "replay", "--prefix", at.prefix, *kafka)
+    run(at, capsys, *replay, "--letter", str(first["id"]), code=1)
+    letters = f"UPDATE dualwrite_dead_letter SET source_row = replace(source_row, 'no topic!', '{at.scene.topic}')"
+    change(at, letters)
+    assert "Published 1 dead letter" in run(at, capsys, *replay, "--letter", str(first["id"]))
+    assert at.published == [message(3), message(1)]
+    assert "Deleted 1 dead letter" in run(at, capsys, "relay", "dead", "drop", "--letter", str(second["id"]), "--yes", *relay)
+    run(at, capsys, *replay, code=2)
+    assert "Published 0 dead letters" in run(at, capsys, *replay, "--letter", str(second["id"]))

@@ -19,14 +19,19 @@ from dualwrite.api import connect
 from dualwrite.cli.journal_output import JOURNALS, journal_record
 from dualwrite.cli.options import AsJson, Database, JsonGroup, Target, counted, grouped, refuse, say, store_for
 from dualwrite.cli.output import print_json, show_records, versioned
+from dualwrite.cli.relay_dead import All, Numbers, chosen_letters
 from dualwrite.errors import DualWriteError
-from dualwrite.outbox.journal_drain import DrainLease, JournalDrain, drainer_id
+from dualwrite.outbox.dead_letters import DeadLetters
+from dualwrite.outbox.drain import replay as publish_letters
+from dualwrite.outbox.drain import sql_store
+from dualwrite.outbox.journal_drain import DrainLease, JournalDrain, JournalSource, drainer_id
 from dualwrite.outbox.journal_state import read_journals
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.journal import JournalStore, NumberedEntry
 
 _PAGE: Final = 1000
+_LEASE: Final = 60.0
 
 OfPrefix = Annotated[str, typer.Option("--prefix", help="The prefix of the pools.")]
 Only = Annotated[str | None, typer.Option("--prefix", help="Only this prefix.", show_default="all")]
@@ -60,7 +65,7 @@ def drain(*, target: Target, prefix: OfPrefix) -> None:
             refuse(f"There is no journal of the prefix {prefix!r}.")
         before = journal.gates(prefix, counts=True)[0].entries
         assert store.leases is not None  # every SQL database keeps them
-        owner = f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}"
+        owner = _owner()
         with _held(DrainLease(store.leases, prefix, owner), prefix) as lease, connect(store, settings=settings) as writer:
             work = JournalDrain(writer, prefix, owner)
             while work.step() or journal.gates(prefix, counts=True)[0].entries:  # a closed gate may have some, too
@@ -102,6 +107,33 @@ def export(*, database: Database, prefix: OfPrefix) -> None:
             for entry in page:
                 typer.echo(json.dumps(entry_record(entry)))
             after = page[-1].number
+
+
+@app.command()
+@grouped
+def replay(*, target: Target, prefix: OfPrefix, letters: Numbers = None, every: All = False) -> None:
+    """Publish messages that Kafka has refused before, each once, and remove them from the dead letters in the same dual write.
+
+    `dualwrite relay dead list --name PREFIX.journal` lists them, `drop` deletes them.
+    """
+    settings = target.settings()
+    relay, owner = drainer_id(prefix), _owner()
+    with store_for(settings) as opened:
+        _journal_of(opened)
+        store = sql_store(opened)
+        of_journal = DeadLetters(store, relay)
+        chosen = chosen_letters(of_journal, letters, every=every)
+        (name,) = store.leases.lease(relay, owner, 1, seconds=_LEASE)
+        try:
+            with connect(store, settings=settings.with_changes(transactional_id=name, lanes=1)) as writer:
+                count = publish_letters(writer, of_journal, chosen, JournalSource.message)
+        finally:
+            store.leases.release([name], owner)
+    say(f"Published {counted(count, 'dead letter')}.")
+
+
+def _owner() -> str:
+    return f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}"
 
 
 def _journal_of(store: TxnStateStore) -> JournalStore:

@@ -39,7 +39,8 @@ def judge_journal(state: JournalState, *, kafka_answers: bool | None) -> list[Fi
         name = drainer_id(state.prefix)
         number = f"{state.dead_letters} of its messages were" if state.dead_letters > 1 else "One of its messages was"
         what = f"{number} refused by Kafka, and moved to the dead letters of the relay {name}."
-        found.append(_finding(state, Severity.WEAK, what, f"look at them: dualwrite relay dead list --name {name}"))
+        step = f"see dualwrite relay dead list --name {name}; then dualwrite journal replay --prefix {state.prefix}"
+        found.append(_finding(state, Severity.WEAK, what, step))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -78,6 +79,11 @@ class JournalSource(Source):
                 f"{len(rows)} journal entries were to be deleted, and {deleted} were: somebody else has deleted some.",
                 next_step="nothing was published; leave the table to dualwrite",
             )
+
+    @staticmethod
+    def message(columns: Mapping[str, Any]) -> Message:
+        """The message of an entry that is among the dead letters, by its columns."""
+        return message_of(entry_of_row(SimpleNamespace(**columns)))
 
     def identify(self, row: Any) -> str:
         return str(row.id)
