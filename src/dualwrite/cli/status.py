@@ -39,11 +39,13 @@ from dualwrite.cli.texts import description_words, in_natural_order, now_ms, tim
 from dualwrite.errors import BrokerError
 from dualwrite.jobs.rules import JobRow
 from dualwrite.outbox.journal_state import JournalState, open_journals
+from dualwrite.recovery.lost import found_in_log
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.state import TransactionDescription, TransactionStatus
-from dualwrite.stores.base import StateRow
+from dualwrite.stores.base import LostTransaction, StateRow
 from dualwrite.stores.leases import Lease
+from dualwrite.stores.rows import proven_lost
 from dualwrite.transactional_id import LANE_MARK, TransactionalId
 
 TO_DO: Final = 3
@@ -76,7 +78,7 @@ def status(
     settings = target.settings()
     found = in_database(settings, prefix)
     failure = read_from_kafka(found, settings) if "bootstrap.servers" in settings.kafka else None
-    to_do = needed(found.rows, found.leases, found.seen, now_ms(), longer_than=longer)
+    to_do = needed(found.rows, found.leases, found.seen, now_ms(), longer_than=longer, gone=found.gone)
     shown = found.only({each.transactional_id for each in to_do}) if problems else found
     if as_json:
         needs = [each.record(target) for each in to_do]
@@ -131,6 +133,7 @@ class StatusData:
         cluster_id: Kafka's `cluster.id`; None if Kafka was not asked.
         seen: What the coordinators report; without ids that are on another cluster (rule CL).
         of_other_databases: Open transactions of other databases with the same ids, by their Kafka ids; None if not read.
+        gone: The lost transactions, with the ids of their rows, of which Kafka's log does not have all messages any more.
         unread: What could not be read from Kafka; None if Kafka was not asked.
     """
 
@@ -144,6 +147,7 @@ class StatusData:
     cluster_id: str | None = None
     seen: dict[str, dict[int, TransactionDescription | None]] = field(default_factory=dict)
     of_other_databases: list[str] | None = None
+    gone: list[tuple[str, LostTransaction]] = field(default_factory=list)
     unread: list[str] | None = None
 
     @property
@@ -240,6 +244,9 @@ def _describe(found: StatusData, settings: Settings) -> None:
         for row in (row for row in found.rows if row not in elsewhere):
             generations = row.unresolved_generations or (row.generation,)
             found.seen[row.transactional_id] = {at: coordinator.describe(row.kafka_id(at)) for at in generations}
+            for entry in proven_lost(row.lost):
+                if entry.cluster_id in ("", found.cluster_id) and found_in_log(coordinator, entry, found.cluster_id).missing:
+                    found.gone.append((row.transactional_id, entry))
 
 
 def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
