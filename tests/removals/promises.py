@@ -884,6 +884,20 @@ PROMISES: Final = (
         ("journal/test_journal_command.py::test_messages_behind_a_closed_gate_are_found_and_published",),
     ),
     Removal(
+        "jobs mark what they publish again, if that is asked for",
+        "jobs/job_context.py",
+        "is_marked=marked",
+        "is_marked=False",
+        ("jobs/test_job_ends.py::test_messages_that_are_published_again_are_marked_if_it_is_asked_for",),
+    ),
+    Removal(
+        "status says which lost transactions can't be published again",
+        "cli/status.py",
+        "found_in_log(coordinator, entry, found.cluster_id).missing:",
+        "found_in_log(coordinator, entry, found.cluster_id).messages < 0:",
+        ("cli/test_repair_guards.py::test_status_says_whether_the_messages_of_a_lost_transaction_can_be_published_again",),
+    ),
+    Removal(
         "a relay publishes nothing if it has not removed exactly the rows that it has read",
         "outbox/outbox_table.py",
         "        if removed != len(ids):\n",
