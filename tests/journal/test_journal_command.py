@@ -80,7 +80,7 @@ def test_an_open_journal_that_nobody_publishes_is_shown(at: DrainScene, capsys: 
     command = f"dualwrite journal drain --prefix {at.prefix} --url {at.scene.url} --kafka {at.scene.bootstrap}"
     kafka = ("--kafka", at.scene.bootstrap)
     out = run(at, capsys, "stuck", *kafka, code=1)
-    assert "It waits for a process to publish it: none with its prefix is running." in out
+    assert "It waits for a process to publish it: no pool of its prefix is running." in out
     assert out.endswith(f"Next: {command}\n")
     document = json.loads(run(at, capsys, "stuck", "--json", *kafka, code=1))
     json_pages.check("stuck", document)
