@@ -722,6 +722,27 @@ PROMISES: Final = (
         "        if error is None and is_no_answer(error):\n",
         ("pool/test_closing.py::test_while_kafka_does_not_answer_closing_does_not_try_every_call",),
     ),
+    Removal(
+        "a consumer that hears of an outage when it is over reports none",
+        "kafka/librdkafka/consumer.py",
+        "            self._look_at = self._down_since = time.monotonic()\n",
+        "            self._kafka.failed(_CONSUMING, KafkaException(error))\n",
+        ("processor/test_processor_outages.py::test_a_consumer_that_hears_of_an_outage_late_reports_no_second_one",),
+    ),
+    Removal(
+        "a call that fails after an outage, and began before its end, begins no other",
+        "outages.py",
+        "now if since is None else max(since, self._ended)",
+        "now if since is None else since",
+        ("unit/test_outages.py::test_a_call_from_before_the_end_of_an_outage_does_not_begin_another",),
+    ),
+    Removal(
+        "nor does one that still waits",
+        "outages.py",
+        "now - max(call.began, self._ended) >= SLOW",
+        "now - call.began >= SLOW",
+        ("unit/test_outages.py::test_a_call_from_before_the_end_of_an_outage_does_not_begin_another",),
+    ),
     # --- statements and commands ----------------------------------------------------------------------------------------------
     Removal(
         "a statement that commits implicitly is refused before it runs",
