@@ -891,6 +891,38 @@ PROMISES: Final = (
         ("journal/test_journal_drain.py::test_nobody_waits_at_the_gate_while_there_is_much_to_publish",),
     ),
     Removal(
+        "a batch that an outage has interrupted is blamed on no message",
+        "processor/attempts.py",
+        "    JournalSwitchedError,  # a StoreCommitFailedError, too\n",
+        "",
+        (
+            "unit/test_verdicts.py::test_verdicts",
+            "processor/test_processor_journal.py::test_an_outage_that_another_process_has_noticed_is_blamed_on_no_message",
+        ),
+        hangs=True,
+    ),
+    Removal(
+        "nor is one whose handler has raised its own error from that",
+        "processor/attempts.py",
+        "            if _says_nothing_about_messages(cause, is_transient):\n",
+        "            if is_transient(cause):\n",
+        ("unit/test_verdicts.py::test_verdicts",),
+    ),
+    Removal(
+        "that it runs again is no second warning",
+        "outages.py",
+        "is_no_answer(error) or isinstance(error, JournalSwitchedError)",
+        "is_no_answer(error)",
+        ("processor/test_processor_journal.py::test_an_outage_is_blamed_on_no_message",),
+    ),
+    Removal(
+        "positions at Kafka are not combined with a journal",
+        "processor/processor.py",
+        'if when_kafka_is_down == "journal" and options.offsets == "kafka":',
+        'if when_kafka_is_down == "journal" and options.offsets != options.offsets:',
+        ("processor/test_processor_journal.py::test_positions_at_kafka_and_a_journal_exclude_each_other",),
+    ),
+    Removal(
         "a relay publishes nothing if it has not removed exactly the rows that it has read",
         "outbox/outbox_table.py",
         "        if removed != len(ids):\n",
