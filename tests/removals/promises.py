@@ -743,6 +743,13 @@ PROMISES: Final = (
         "now - call.began >= SLOW",
         ("unit/test_outages.py::test_a_call_from_before_the_end_of_an_outage_does_not_begin_another",),
     ),
+    Removal(
+        "a store that is closed keeps no connection open that a thread of ours still uses",
+        "stores/sql/engines.py",
+        '    event.listen(engine, "checkin", _close)\n',
+        "",
+        ("stores/test_store_transactions.py::test_connections_that_are_in_use_when_the_store_is_closed_are_closed_after_it",),
+    ),
     # --- statements and commands ----------------------------------------------------------------------------------------------
     Removal(
         "a statement that commits implicitly is refused before it runs",
