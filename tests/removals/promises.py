@@ -923,6 +923,13 @@ PROMISES: Final = (
         ("processor/test_processor_journal.py::test_an_outage_is_blamed_on_no_message",),
     ),
     Removal(
+        "positions move in the transaction that writes into the journal",
+        "processor/position_keeping.py",
+        "        opened(tx).move_positions(self._positions, self._group, self._moves(batch.after))\n",
+        "        del tx, batch\n",
+        ("processor/test_processor_journal.py::test_a_batch_that_an_outage_has_interrupted_goes_through_the_journal",),
+    ),
+    Removal(
         "positions at Kafka are not combined with a journal",
         "processor/processor.py",
         'if when_kafka_is_down == "journal" and options.offsets == "kafka":',
