@@ -10,31 +10,43 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, overload
 
 from sqlalchemy import URL, Connection, Engine
 
-from dualwrite.errors import ConfigurationError
+from dualwrite.deadline import Limit
+from dualwrite.errors import ConfigurationError, DualWriteError
 from dualwrite.kafka.base import ProducerFactory
-from dualwrite.kafka.choose import ProbedCluster, choose_producer
+from dualwrite.kafka.choose import LIBRDKAFKA_LANES, NATIVE_LANES, LateProducers, ProbedCluster, choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native.native_settings import KNOWN_NAMES
 from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.logs import SubjectLogger
+from dualwrite.recipe.idle import RECOVER_LIMIT
 from dualwrite.recipe.republish import RecoveryPublisher
+from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.plan import RecoveryPlan
 from dualwrite.recovery.recoverer import Recoverer, describe_owner, ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
-from dualwrite.settings import Acknowledge, OnLost, ProducerName, Settings, Timeouts
+from dualwrite.settings import (
+    SWITCH_AFTER,
+    Acknowledge,
+    OnLost,
+    ProducerName,
+    Settings,
+    Timeouts,
+    WhenKafkaIsDown,
+    validate_when_kafka_is_down,
+)
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import number_of, numbered
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.transactional_id import validate_transactional_id
+from dualwrite.transactional_id import TransactionalId, validate_transactional_id
 from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
     from dualwrite.pool.journal_keeper import JournalKeeper
     from dualwrite.pool.pool import WriterPool
     from dualwrite.pool.scaling import PoolOptions
-    from dualwrite.recipe.journaling import Journal
+    from dualwrite.recipe.journaling import Journal, JournalLimits, Keeper
     from dualwrite.stores.rocksdb import RocksDBStore
     from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
     from dualwrite.stores.sql.orm import SessionSource
@@ -69,6 +81,8 @@ class ConnectOptions(WriterOptions, total=False):
 
     transactional_id: str | None
     acknowledge: Acknowledge
+    when_kafka_is_down: WhenKafkaIsDown
+    journal: JournalLimits | None
 
 
 @overload
@@ -97,6 +111,8 @@ def connect(
     lanes: int | None = None,
     on_lost: OnLost | None = None,
     acknowledge: Acknowledge = "visible",
+    when_kafka_is_down: WhenKafkaIsDown = "fail",
+    journal: JournalLimits | None = None,
     timeouts: Timeouts | None = None,
     session: SessionSource | None = None,
     schema: str | None = None,
@@ -116,6 +132,10 @@ def connect(
             producer.
         on_lost: See DualWriter.
         acknowledge: "visible" or "decided"; see DualWriter.
+        when_kafka_is_down: "fail" raises the error of Kafka. With "journal" messages are written into a table in the database
+            transaction of their block, and published later (docs/guides/kafka-down.md). The writer then opens while Kafka is
+            down, too, and recovers its id before it sends anything to Kafka. Only for SQL databases.
+        journal: How much that table may contain; then transactions fail.
         timeouts: Time limits.
         session: Makes `tx.session`: a sessionmaker or a Session class; see SqlStateStore. Only for a URL or an Engine.
         schema: The schema that contains dualwrite's tables; see SqlStateStore. Only for a URL or an Engine.
@@ -128,21 +148,63 @@ def connect(
         ConfigurationError: A setting is missing, or contradicts another.
         DualWriteError: As for `DualWriter.open`.
     """
-    return _connected(
-        database,
-        acknowledge=acknowledge,
-        kafka=kafka,
-        session=session,
-        settings=(settings or Settings.from_environment()).with_changes(
-            transactional_id=transactional_id,
-            producer=producer,
-            two_phase=two_phase,
-            lanes=lanes,
-            on_lost=on_lost,
-            timeouts=timeouts,
-            schema=schema,
-        ),
+    chosen = (settings or Settings.from_environment()).with_changes(
+        transactional_id=transactional_id,
+        producer=producer,
+        two_phase=two_phase,
+        lanes=lanes,
+        on_lost=on_lost,
+        timeouts=timeouts,
+        schema=schema,
     )
+    if validate_when_kafka_is_down(when_kafka_is_down) == "fail":
+        return _connected(database, acknowledge=acknowledge, kafka=kafka, session=session, settings=chosen)
+    return _connected_with_journal(
+        database, acknowledge=acknowledge, kafka=kafka, session=session, settings=chosen, limits=journal
+    )
+
+
+def _connected_with_journal(
+    database: Database | None,
+    *,
+    settings: Settings,
+    kafka: Kafka | None,
+    session: SessionSource | None,
+    acknowledge: Acknowledge,
+    limits: JournalLimits | None,
+) -> DualWriter[Any]:
+    """See `connect`: a writer with a journal of its own, whose prefix is its id."""
+    from dualwrite.recipe.journaling import JournalLimits  # noqa: PLC0415  (most programs don't need it)
+
+    with ExitStack() as opened:
+        store = as_store(database, settings, session)
+        if store is not database:
+            opened.callback(store.close)
+        journal = _journal(store, _the_id(settings))
+        keeper = _journal_keeper(store, journal, limits or JournalLimits(), kafka, settings)
+        opened.callback(keeper.stop)
+        writer = _connected(
+            store,
+            settings=settings.with_changes(timeouts=settings.timeouts.with_journal()),
+            kafka=kafka,
+            session=None,
+            acknowledge=acknowledge,
+            journal=journal,
+            keeper=keeper,
+            owns_store=store is not database,
+        )
+        opened.pop_all()
+        return writer
+
+
+def _the_id(settings: Settings) -> str:
+    if settings.transactional_id is None:
+        raise ConfigurationError(
+            "No transactional id was given.",
+            next_step="pass transactional_id=… (environment: DUALWRITE_TRANSACTIONAL_ID): a name that stays the same across "
+            "restarts",
+        )
+    return validate_transactional_id(settings.transactional_id, lanes=settings.lanes or 1)
 
 
 def _connected(
@@ -154,15 +216,14 @@ def _connected(
     acknowledge: Acknowledge,
     probed: ProbedCluster | None = None,
     journal: Journal | None = None,
+    keeper: Keeper | None = None,
+    owns_store: bool = False,
 ) -> DualWriter[Any]:
-    """See `connect`; for a pool, `probed` is what its other writers know about the cluster, `journal` that of its prefix."""
-    if settings.transactional_id is None:
-        raise ConfigurationError(
-            "No transactional id was given.",
-            next_step="pass transactional_id=… (environment: DUALWRITE_TRANSACTIONAL_ID): a name that stays the same across "
-            "restarts",
-        )
-    validate_transactional_id(settings.transactional_id, lanes=settings.lanes or 1)
+    """See `connect`; for a pool, `probed` is what its other writers know about the cluster, `journal` that of its prefix.
+
+    The writer owns a store that is made here, or if `owns_store`.
+    """
+    transactional_id = _the_id(settings)
     config = KafkaConfig.over(kafka, settings.kafka)
     _check_kafka_settings(config, settings.producer)
     store = as_store(database, settings, session)
@@ -170,11 +231,12 @@ def _connected(
         store,
         config,
         settings,
-        settings.transactional_id,
+        transactional_id,
         acknowledge=acknowledge,
-        owns_store=store is not database,
+        owns_store=owns_store or store is not database,
         probed=probed,
         journal=journal,
+        keeper=keeper,
     )
     try:
         return writer.open()
@@ -202,11 +264,16 @@ def _new_writer(
     owns_store: bool,
     probed: ProbedCluster | None,
     journal: Journal | None,
+    keeper: Keeper | None,
 ) -> DualWriter[Any]:
     """A writer that is not open yet; after an error, what it would own is closed."""
     coordinator = WireTransactionCoordinator(config, timeout=settings.timeouts.kafka)
+
+    def choosing(timeout: Limit | None = None) -> ProducerFactory:
+        return choose_producer(config, coordinator, settings, share_connections=True, probed=probed, timeout=timeout)
+
     try:
-        producers = choose_producer(config, coordinator, settings, share_connections=True, probed=probed)
+        producers = choosing() if journal is None else _late_producers(choosing, coordinator, settings, journal)
         return DualWriter(
             store,
             transactional_id=transactional_id,
@@ -220,12 +287,32 @@ def _new_writer(
             owns_store=owns_store,
             owns_coordinator=True,
             journal=journal,
+            keeper=keeper,
         )
     except BaseException:
         coordinator.close()
         if owns_store:
             store.close()
         raise
+
+
+def _late_producers(
+    choosing: Callable[[Limit], ProducerFactory],
+    coordinator: WireTransactionCoordinator,
+    settings: Settings,
+    journal: Journal,
+) -> LateProducers:
+    """Producers that are chosen now if Kafka answers, or else when it does; then the journal is open."""
+    producers = LateProducers(choosing, lanes=LIBRDKAFKA_LANES if settings.producer == "librdkafka" else NATIVE_LANES)
+    if not journal.is_lost:
+        limit = settings.timeouts.kafka
+        try:
+            coordinator.cluster_id(timeout=min(limit, SWITCH_AFTER))
+            producers.choose(timeout=min(limit, RECOVER_LIMIT))
+        except DualWriteError as error:
+            if not journal.lost(error):
+                raise
+    return producers
 
 
 class PoolArguments(WriterOptions, total=False):
@@ -333,7 +420,8 @@ def create_pool(
             opened.callback(store.close)
         keeper = None
         if journal is not None:
-            keeper = _journal_keeper(store, journal, options, kafka, chosen.with_changes(**connecting), opened)
+            keeper = _journal_keeper(store, journal, options.journal, kafka, chosen.with_changes(**connecting))
+            opened.callback(keeper.stop)
         pool: WriterPool[Any] = WriterPool(
             open_writer,
             recoverer,
@@ -371,21 +459,28 @@ def _journal(store: TxnStateStore, prefix: str) -> Journal:
 
 
 def _journal_keeper(
-    store: TxnStateStore, journal: Journal, options: PoolOptions, kafka: Kafka | None, settings: Settings, opened: ExitStack
+    store: TxnStateStore, journal: Journal, limits: JournalLimits, kafka: Kafka | None, settings: Settings
 ) -> JournalKeeper:
+    """Looks after a journal once it is started; `stop` releases what it uses."""
     from dualwrite.pool.journal_keeper import JournalKeeper  # noqa: PLC0415  (as above)
 
     assert store.leases is not None
     coordinator = WireTransactionCoordinator(KafkaConfig.over(kafka, settings.kafka), timeout=settings.timeouts.kafka)
-    opened.callback(coordinator.close)
 
     def open_drainer(name: str) -> DualWriter[Any]:
+        check_cluster(store, coordinator, _rows_of(store, journal.prefix))  # they may have been claimed without Kafka
         of_drainer = settings.with_changes(transactional_id=name, lanes=1)
         return _connected(store, settings=of_drainer, kafka=kafka, session=None, acknowledge="visible")
 
     return JournalKeeper(
-        journal, options.journal, store.leases, lambda: coordinator.cluster_id(timeout=1.0), open_drainer, coordinator.close
+        journal, limits, store.leases, lambda: coordinator.cluster_id(timeout=1.0), open_drainer, coordinator.close
     )
+
+
+def _rows_of(store: TxnStateStore, prefix: str) -> list[str]:
+    """The rows of the ids that write into the journal of a prefix."""
+    ids = {row: TransactionalId.of_row(row).logical for row in store.list(prefix)}
+    return [row for row, logical in ids.items() if logical == prefix or number_of(prefix, logical) is not None]
 
 
 def _check_pool_arguments(given: Iterable[str], of_options: Collection[str]) -> None:

@@ -16,12 +16,18 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-from dualwrite.errors import ConfigurationError
 from dualwrite.logs import SubjectLogger
 from dualwrite.pool.calls import Call
 from dualwrite.pool.writers import Writers
 from dualwrite.recipe.journaling import JournalLimits
-from dualwrite.settings import Acknowledge, WhenKafkaIsDown, check_count, check_seconds, validate_acknowledge
+from dualwrite.settings import (
+    Acknowledge,
+    WhenKafkaIsDown,
+    check_count,
+    check_seconds,
+    validate_acknowledge,
+    validate_when_kafka_is_down,
+)
 
 log = SubjectLogger(__name__)
 
@@ -124,8 +130,7 @@ class PoolOptions:
             check_count(name, getattr(self, name))
         for name in ("timeout", "lease"):
             check_seconds(name, getattr(self, name))
-        if self.when_kafka_is_down not in ("fail", "journal"):
-            raise ConfigurationError(f"when_kafka_is_down must be fail or journal, not {self.when_kafka_is_down!r}.")
+        validate_when_kafka_is_down(self.when_kafka_is_down)
 
     def check_size(self, size: int) -> None:
         """Check a number of writers.

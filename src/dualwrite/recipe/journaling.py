@@ -13,7 +13,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dualwrite.errors import DualWriteError, JournalFullError, JournalSwitchedError, StoreError, UsageError
 from dualwrite.kafka.base import GroupMetadata, Headers, Message
@@ -170,6 +170,18 @@ class Journal:
             next_step="run the whole transaction again",
             epoch=None,
         )
+
+
+class Keeper(Protocol):
+    """Looks after a journal, in a thread of its own: `pool.journal_keeper.JournalKeeper`."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    def stop(self) -> None:
+        """End, and release what it uses. May be called more than once, and without `start`."""
+        ...
 
 
 class JournalBuffer:
