@@ -468,7 +468,7 @@ def _journal_keeper(
     coordinator = WireTransactionCoordinator(KafkaConfig.over(kafka, settings.kafka), timeout=settings.timeouts.kafka)
 
     def open_drainer(name: str) -> DualWriter[Any]:
-        check_cluster(store, coordinator, _rows_of(store, journal.prefix))  # they may have been claimed without Kafka
+        check_cluster(store, coordinator, _rows_of(store, journal.prefix))  # a start could not do it
         of_drainer = settings.with_changes(transactional_id=name, lanes=1)
         return _connected(store, settings=of_drainer, kafka=kafka, session=None, acknowledge="visible")
 

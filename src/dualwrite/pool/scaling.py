@@ -105,7 +105,7 @@ class PoolOptions:
         max_size: The maximum number of writers.
         when_kafka_is_down: "fail" raises the error of Kafka. With "journal" messages are written into a table in the database
             transaction of their unit, and published later, in an order that keeps cause before effect
-            (docs/guides/kafka-down.md). Only for SQL databases.
+            (docs/guides/kafka-down.md). The pool then opens while Kafka is down, too. Only for SQL databases.
         journal: How much that table may contain; then units fail.
         alone: Run each unit in a transaction of its own. Needed only for units that change settings of the session in a way
             that can't be seen (docs/guides/pool.md); `with_options(alone=True)` does it for single units.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from dualwrite.errors import DualWriteError, JournalFullError, JournalSwitchedError, StoreError, UsageError
+from dualwrite.failpoints import hit
 from dualwrite.kafka.base import GroupMetadata, Headers, Message
 from dualwrite.kafka.messages import checked_message, checked_messages
 from dualwrite.logs import SubjectLogger
@@ -123,6 +124,7 @@ class Journal:
         if not self.is_open:
             if self.store.open(self.prefix, self.owner):
                 log.warning("Kafka does not answer: messages go into the journal from now on: %s", error, prefix=self.prefix)
+                hit("journal_after_open")
             with self._lock:
                 self._epoch += not is_open(self._epoch)  # at least
                 self.is_open = True
@@ -158,7 +160,7 @@ class Journal:
             raise JournalFullError(
                 f"Kafka does not answer, and the journal is full: {self.full}. Both sides are rolled back.",
                 transactional_id=transactional_id,
-                next_step="bring Kafka back, which empties the journal; or raise the limits in PoolOptions(journal=…)",
+                next_step="bring Kafka back, which empties the journal; or raise the limits, which are in JournalLimits",
                 limit=self.full,
             )
 
