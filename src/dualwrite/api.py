@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, overload
 from sqlalchemy import URL, Connection, Engine
 
 from dualwrite.deadline import Limit
-from dualwrite.errors import ConfigurationError, DualWriteError
+from dualwrite.errors import ConfigurationError, DualWriteError, InvalidTransactionalIdError
 from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.choose import LIBRDKAFKA_LANES, NATIVE_LANES, LateProducers, ProbedCluster, choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
@@ -445,8 +445,16 @@ def _journal(store: TxnStateStore, prefix: str) -> Journal:
 
     Raises:
         ConfigurationError: The store has none.
+        InvalidTransactionalIdError: The prefix is too long for the id that drains it.
     """
-    from dualwrite.recipe.journaling import Journal  # noqa: PLC0415  (most programs don't need it)
+    from dualwrite.outbox.journal_drain import drainer_id  # noqa: PLC0415  (most programs don't need it)
+    from dualwrite.recipe.journaling import Journal  # noqa: PLC0415  (as above)
+
+    try:
+        validate_transactional_id(drainer_id(prefix))
+    except InvalidTransactionalIdError as error:
+        error.cause = "that is the id that drains the journal: the name that you gave, with a suffix"
+        raise
 
     if store.journal is None:
         raise ConfigurationError(

@@ -7,12 +7,14 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import product
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+import dualwrite
 from crash.cases import OPENING_POINTS, RECOVERY_POINTS, WRITER_POINTS, crash_writer
 from crash.scene import Scene, Worker
 from dualwrite import (
@@ -21,6 +23,8 @@ from dualwrite import (
     DualWriter,
     FencedError,
     InDoubtTransactionError,
+    InvalidTransactionalIdError,
+    LostTransactionError,
     Phase,
     PoolOptions,
     StoreCommitUnknownError,
@@ -29,6 +33,8 @@ from dualwrite import (
     aio,
 )
 from dualwrite.devcluster import DevCluster
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.journal import GateStatus
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import read_values
@@ -278,6 +284,29 @@ def test_what_the_cluster_does_not_offer_is_found_when_it_answers(scene: Scene, 
         with pytest.raises(ConfigurationError, match="requires two-phase commit"):
             write(writer, scene, 2)
     assert_in_order(scene, [1])
+
+
+def test_lost_transactions_are_found_when_the_cluster_answers(scene: Scene, own_broker: DevCluster) -> None:
+    own_broker.kill(1)
+    with journal_writer(scene, on_lost="raise") as writer:
+        claim = writer.store.read(scene.transactional_id)
+        assert claim is not None
+        lost = LostTransaction(LostKind.LOST, PreparedTxnState(1, 1), 1, datetime.now(UTC))
+        writer.store.record_resolution(claim.claim, Resolution(lost=lost))
+        write(writer, scene, 1)
+        own_broker.start(1, timeout=LIMIT)
+        until_writer_closed(scene)
+        for _ in range(2):
+            with pytest.raises(LostTransactionError):
+                write(writer, scene, 2)
+        writer.store.acknowledge(scene.transactional_id)
+        assert write(writer, scene, 2) == ["published"]
+    assert_in_order(scene, [1, 2])
+
+
+def test_an_id_must_leave_room_for_the_one_that_drains_its_journal(scene: Scene) -> None:
+    with pytest.raises(InvalidTransactionalIdError, match="journal"):
+        dualwrite.connect(scene.events.database, kafka=scene.settings, transactional_id="w" * 250, when_kafka_is_down="journal")
 
 
 # --- writers that die -----------------------------------------------------------------------------------------------------

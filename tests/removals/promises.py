@@ -877,6 +877,13 @@ PROMISES: Final = (
         ("journal/test_starts.py::test_a_claim_without_an_answer_is_repeated",),
     ),
     Removal(
+        "lanes that were claimed without Kafka raise for lost transactions as opening would",
+        "recipe/lanes.py",
+        "acquire(only_if_ours=True, on_lost=self._on_lost)",
+        'acquire(only_if_ours=True, on_lost="report")',
+        ("journal/test_starts.py::test_lost_transactions_are_found_when_the_cluster_answers",),
+    ),
+    Removal(
         "a start does not wait for Kafka",
         "api.py",
         "coordinator.cluster_id(timeout=min(limit, SWITCH_AFTER))",
