@@ -238,9 +238,12 @@ def test_of_two_writers_that_start_the_later_one_goes_on(scene: Scene, own_broke
 
 
 def test_a_writer_that_is_closed_leaves_its_journal_to_the_next(scene: Scene, own_broker: DevCluster) -> None:
+    """Closing does not try to recover what it can't."""
     own_broker.kill(1)
     with journal_writer(scene, timeouts=PATIENT) as writer:
         write(writer, scene, 1)
+        claimed = scene.row().fence
+    assert scene.row().fence == claimed
     own_broker.start(1, timeout=LIMIT)
     with journal_writer(scene) as writer:
         until_writer_closed(scene)

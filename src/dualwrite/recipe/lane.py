@@ -573,9 +573,11 @@ class Lane(WriterState):
         try:
             self.ownership.drop_producer()
             if phase in MUST_RECOVER or (phase is Phase.READY and uncertain):
-                is_lost = self._journal is not None and self._journal.is_lost
-                with self.ownership.limited(min(limit, RENEWAL_LIMIT) if is_lost else limit):
-                    self._resolve_before_closing()
+                if self._journal is not None and self._journal.is_lost:  # its callers know what became of their units
+                    log.info("closing while Kafka is down; recovery resolves what is left", transactional_id=self.id)
+                else:
+                    with self.ownership.limited(limit):
+                        self._resolve_before_closing()
             elif phase is Phase.READY:
                 self.ownership.clear_row()
         finally:
@@ -597,9 +599,6 @@ class Lane(WriterState):
         except FencedError as fenced:
             log.warning("closing: %s", fenced, transactional_id=self.id)
         except DualWriteError as error:
-            if self._journal is not None and self._journal.is_lost:  # its callers know what became of their units
-                log.info("closing while Kafka is down; recovery resolves what is left: %s", error, transactional_id=self.id)
-                return
             raise InDoubtTransactionError(
                 "The writer is closed, but its last transaction could not be resolved.",
                 transactional_id=self.id,
