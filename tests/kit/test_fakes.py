@@ -309,7 +309,8 @@ def test_a_coroutine_that_fails_has_sent_nothing(engine: sa.Engine) -> None:
     async def failing() -> None:
         async with tx:
             await tx.db.execute(insert("lamp"))
-            tx.send("orders", "lamp")
+            await tx.run_sync(lambda plain: plain.send("orders", "lamp"))
+            tx.send("orders", "chair")
             _ = 1 / 0
 
     with pytest.raises(ZeroDivisionError):
