@@ -27,6 +27,8 @@ from dualwrite.errors import (
     StoreUnavailableError,
 )
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers
+from dualwrite.observability.events import OutageBegan, OutageEnded
 
 log = SubjectLogger(__name__)
 
@@ -169,11 +171,15 @@ class Side:
         within = f" within {now - since:.1f} s" if now > since else ""
         why = "" if error is None else f": {error}"
         log.warning("%s does not answer: %s%s%s", self._name, kind, within, why)
+        if observers.installed:
+            observers.notify(OutageBegan(self._name, kind))
 
     def _end(self, began: float, answered: float) -> None:
         self.began, self._ended = None, time.monotonic()
         self.failing.clear()
         log.warning("%s answers again, after %.1f s", self._name, answered - began)
+        if observers.installed:
+            observers.notify(OutageEnded(self._name, answered - began))
 
 
 class Call:

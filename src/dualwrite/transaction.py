@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Headers, Message, MessagesProducer, TransactionalProducer, progress_of
-from dualwrite.kafka.messages import check_many, checked_message, checked_messages
+from dualwrite.kafka.messages import check_many, checked_message, checked_messages, header_list
+from dualwrite.observability import tracing
+from dualwrite.observability.tracing import UnitTrace
 from dualwrite.outages import DATABASE, Side
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import StoreTransaction, TransactionThread
@@ -165,13 +167,16 @@ class OpenTransaction:
         transactional_id: The writer's logical id.
         state: The prepared state of Kafka's side; None before the prepare, and if no message was sent.
         database: Gets the reports of calls to the database, if there is one.
+        number: Its number in the events of `dualwrite.observability`; 0 if nobody gets them.
         outcome: See Transaction.
+        trace: That of the block or the unit.
 
     Args:
         divert: Called once the fence is checked, before the first message: the producer to use instead, or None.
     """
 
     outcome: Outcome | None = None
+    trace: UnitTrace = tracing.NO_TRACE
 
     def __init__(
         self,
@@ -182,8 +187,10 @@ class OpenTransaction:
         timeout: float,
         database: Side | None = None,
         divert: Callable[[], TransactionalProducer | None] | None = None,
+        number: int = 0,
     ) -> None:
         self.transactional_id = transactional_id
+        self.number = number
         self.database = database
         self._store_transaction = store_transaction
         self._producer = producer
@@ -224,6 +231,8 @@ class OpenTransaction:
         self._check()
         if not self._may_send:
             self.check_fence()
+        if tracing.tracer is not None:
+            headers = tracing.sent_headers(topic, headers)
         self._producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
         hit("after_send")
 
@@ -238,6 +247,9 @@ class OpenTransaction:
     ) -> None:
         self._check()
         check_many(values, keys)
+        if tracing.tracer is not None:
+            self.send_messages(traced_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
+            return
         if not self._may_send:
             self.check_fence()
         self._producer.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
@@ -393,7 +405,8 @@ class UnitTransaction(OpenTransaction):
     """
 
     def __init__(self, whole: OpenTransaction) -> None:
-        super().__init__(whole.transactional_id, whole._store_transaction, whole._producer, timeout=whole._timeout)  # noqa: SLF001  (its own class)
+        store_transaction, producer = whole._store_transaction, whole._producer  # noqa: SLF001  (its own class)
+        super().__init__(whole.transactional_id, store_transaction, producer, timeout=whole._timeout, number=whole.number)  # noqa: SLF001  (as above)
         self.messages: list[Message] = []
         self._whole = whole
         self._is_undone = False
@@ -414,6 +427,8 @@ class UnitTransaction(OpenTransaction):
     ) -> None:
         """The message is checked now and sent after the unit: if the topic is missing, the unit fails then."""
         self._check()
+        if tracing.tracer is not None:
+            headers = tracing.sent_headers(topic, headers)
         self.messages.append(checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp))
 
     def send_many(
@@ -426,7 +441,7 @@ class UnitTransaction(OpenTransaction):
         timestamp: int | None = None,
     ) -> None:
         self._check()
-        self.messages += checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
+        self.messages += traced_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
 
     def send_messages(self, messages: Iterable[Message]) -> None:
         """The messages are kept with the unit's other messages."""
@@ -458,6 +473,23 @@ class UnitTransaction(OpenTransaction):
         self.end()
         self._is_undone = True
         self._store_transaction.undo_unit(error)
+
+
+def traced_messages(
+    topic: str,
+    values: Iterable[bytes | str | None],
+    *,
+    keys: Iterable[bytes | str | None] | None,
+    partition: int | None,
+    timestamp: int | None,
+) -> Iterable[Message]:
+    """The messages of a `send_many`, with the headers of one trace if there is a tracer; see `checked_messages`."""
+    messages = checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
+    if tracing.tracer is None:
+        return messages
+    listed = list(messages)
+    headers = header_list(tracing.sent_headers(topic, None, len(listed)))
+    return [message._replace(headers=headers) for message in listed]
 
 
 def forked(what: str, made_in: int, transactional_id: str) -> UsageError:

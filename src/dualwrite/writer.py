@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from dualwrite.deadline import Deadline, check_may_block
 from dualwrite.errors import (
@@ -21,6 +21,7 @@ from dualwrite.errors import (
 from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import tracing
 from dualwrite.recipe import idle
 from dualwrite.recipe.journaling import Journal
 from dualwrite.recipe.lanes import Lanes
@@ -273,11 +274,11 @@ class DualWriter(Generic[H]):
             WriterClosedError: The writer is closed, or was never opened.
         """
         check_may_block("transaction()", "a pool's `async with pool.transaction() as tx`")
-        return self._transaction_of(Transaction, is_group=False)
+        return self._transaction_of(_traced, is_group=False)
 
     def checked_transaction(self) -> AbstractContextManager[Transaction[H]]:
         """Like `transaction`, for a pool: if the writer is fenced, the block does not begin."""
-        return self._transaction_of(Transaction, is_group=False, at_once=True)
+        return self._transaction_of(_traced, is_group=False, at_once=True)
 
     def group_transaction(self, *, is_group: bool) -> AbstractContextManager[OpenTransaction]:
         """Like `transaction`, for a pool.
@@ -293,18 +294,24 @@ class DualWriter(Generic[H]):
     ) -> Iterator[T]:
         with self._exclusively("transaction()"):
             lane = self._lanes.next()
+            trace = tracing.NO_TRACE
             try:
                 transaction = lane.begin(is_group=is_group, at_once=at_once)
-                yield handed_out(transaction)
+                begun = handed_out(transaction)
+                trace = transaction.trace
+                with trace.current():
+                    yield begun
                 self._check_process("the end of transaction()")
                 lane.commit(transaction)
             except BaseException as error:  # KeyboardInterrupt too must leave neither side open
                 if os.getpid() != self._pid:
                     raise  # a forked child: the connections belong to its parent, which is in the middle of the transaction
-                lane.handle_error(error)
+                with tracing.ending(trace):
+                    lane.handle_error(error)
             finally:
                 if os.getpid() == self._pid:
                     self._lanes.forget_transaction()
+            trace.end(None)
             if transaction.after_commit_error is not None:
                 raise_after_commit_error(transaction.after_commit_error, self._id)
 
@@ -411,3 +418,10 @@ class DualWriter(Generic[H]):
             return pause
         self._recovery_pause = idle.RECOVER_AFTER
         return self._idle_after
+
+
+def _traced(begun: OpenTransaction) -> Transaction[Any]:
+    """What the block gets, whose trace begins."""
+    if tracing.tracer is not None:
+        begun.trace = tracing.unit_trace("transaction", begun.transactional_id, begun.number)
+    return Transaction(begun)

@@ -17,6 +17,7 @@ from dualwrite.aio.async_transaction import send_unsent
 from dualwrite.aio.coroutine_threads import LoopNotifier
 from dualwrite.deadline import Limit
 from dualwrite.errors import InvalidMessageError, PoolTimeoutError, UnknownTopicError
+from dualwrite.observability import tracing
 from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls
 from dualwrite.pool.pool import BoundPool
 from dualwrite.pool.pool_ids import FixedIds
@@ -33,6 +34,8 @@ class Sent:
     Args:
         error: What the first attempt to send raises.
     """
+
+    trace = tracing.NO_TRACE
 
     def __init__(self, error: Exception | None = None) -> None:
         self.values: list[bytes | None] = []

@@ -28,6 +28,9 @@ ABOUT_NOTHING = {
     "demo/worker.py",
     "devcluster/programs.py",
     "failpoints.py",
+    "observability/buffered.py",  # an observer
+    "observability/observers.py",
+    "observability/tracing.py",  # the tracer
     "outages.py",  # Kafka or a database
     "pool/calls.py",  # a unit
     "processor/processor.py",  # the transaction of a processor, which may have no id

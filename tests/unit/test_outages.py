@@ -19,6 +19,7 @@ from dualwrite.errors import (
     StoreLockedError,
     StoreUnavailableError,
 )
+from dualwrite.observability import Event, OutageBegan, OutageEnded, observing
 from dualwrite.outages import DATABASE, DELIVERY, REQUEST, Side, database_at, kafka_at
 from fixtures.pace import happened, joined, until
 from fixtures.tables import table
@@ -195,3 +196,20 @@ def test_threads_share_an_outage(lines: Lines) -> None:
     for thread in threads:
         joined(thread)
     lines.are(kafka, "does not answer", "answers again")
+
+
+def test_observers_are_told_of_an_outage(lines: Lines) -> None:
+    kafka = kafka_at("observed:9092")
+    events: list[Event] = []
+    with observing(events.append):
+        fail(kafka, REQUEST, NO_BROKER)
+        fail(kafka, REQUEST, NO_BROKER)
+        with kafka.call(REQUEST):
+            lines.are(kafka, "does not answer")
+        lines.are(kafka, "does not answer", "answers again")
+        until(lambda: len(events) == 2, lambda: f"{events}")
+    began, ended = events
+    assert isinstance(began, OutageBegan)
+    assert isinstance(ended, OutageEnded)
+    assert began.side == ended.side == "Kafka at observed:9092"
+    assert ended.seconds > 0

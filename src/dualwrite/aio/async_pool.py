@@ -15,16 +15,17 @@ from contextvars import ContextVar
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
-from dualwrite.aio.async_transaction import A, AsyncTransaction
+from dualwrite.aio.async_transaction import A, AsyncTransaction, plain
 from dualwrite.aio.coroutine_threads import Handoff, LoopNotifier, finished
 from dualwrite.api import Database, PoolArguments
 from dualwrite.api import create_pool as create_writer_pool
 from dualwrite.deadline import Deadline
 from dualwrite.errors import NestedTransactionError, UsageError
+from dualwrite.observability.readings import Reading
 from dualwrite.pool.pool import BoundPool, WriterPool
 from dualwrite.pool.scaling import PoolOptions
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.transaction import Transaction
+from dualwrite.transaction import Transaction, opened
 from dualwrite.transactional import awaited, name_of, repeated_coroutine
 
 if TYPE_CHECKING:
@@ -213,7 +214,9 @@ class AsyncWriterPool(Generic[A]):
             job.result()  # raises: it did not begin
         try:
             async with handoff.body():
-                yield cast("AsyncTransaction[A]", tx)
+                transaction = cast("AsyncTransaction[A]", tx)
+                with opened(plain(transaction)).trace.current():
+                    yield transaction
         except GeneratorExit:
             raise  # the loop has ended, and can't be waited for
         except BaseException as error:
@@ -264,6 +267,10 @@ class AsyncWriterPool(Generic[A]):
     def waiting(self) -> int:
         """The number of calls that are waiting to be taken by a group."""
         return self._pool.waiting
+
+    def readings(self) -> Iterator[Reading]:
+        """Its size and its queue; see `WriterPool.readings`."""
+        return self._pool.readings()
 
     @property
     def options(self) -> PoolOptions:
@@ -333,7 +340,8 @@ class AsyncWriterPool(Generic[A]):
             while tx is not None:
                 with suppress(Exception), _inside(self._pool, handoff):  # the thread gets its error, and the job the outcome
                     async with handoff.body():
-                        result = await awaited(unit(tx, *args, **kwargs), name_of(unit))
+                        with opened(plain(tx)).trace.current():
+                            result = await awaited(unit(tx, *args, **kwargs), name_of(unit))
                 tx = await handoff.receive(job)
         except BaseException:
             if not job.cancel():

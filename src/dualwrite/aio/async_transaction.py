@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dualwrite.kafka.base import Headers, Message
-from dualwrite.kafka.messages import checked_message, checked_messages
+from dualwrite.kafka.messages import checked_message
+from dualwrite.observability import tracing
 from dualwrite.state import PreparedTxnState
-from dualwrite.transaction import Outcome, Transaction, opened
+from dualwrite.transaction import Outcome, Transaction, opened, traced_messages
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
@@ -109,6 +110,8 @@ class AsyncTransaction(Generic[A]):
             WriterClosedError: The unit or the block has ended.
         """
         self._thread.check()
+        if tracing.tracer is not None:
+            headers = tracing.sent_headers(topic, headers)
         message = checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
         self._unsent.append(message)
 
@@ -126,7 +129,7 @@ class AsyncTransaction(Generic[A]):
         If one of them is invalid, none is sent.
         """
         self._thread.check()
-        messages = list(checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
+        messages = list(traced_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
         self._unsent.extend(messages)
 
     async def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ from dualwrite.jobs.job_tables import Marker, StagedRows
 from dualwrite.jobs.rules import JobRun, Prepared, TaskOutcome
 from dualwrite.jobs.task import Sink
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers
+from dualwrite.observability.events import JobCommitted
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
@@ -83,6 +86,7 @@ class JobCommitter:
         run = _same_run(reported)
         winners = [outcome.prepared for outcome in reported if outcome.prepared is not None]
         rows = sum(outcome.rows for outcome in reported)
+        began = time.monotonic()
         hit("job_before_commit")
         if winners:
             check_cluster(self._site.store, self._site.coordinator, [winner.transactional_id for winner in winners])
@@ -98,6 +102,8 @@ class JobCommitter:
         assert marker is not None  # otherwise the decision has raised
         self._raise_for_incomplete(run, marker, RecoveryReport(completed.ids + rest.ids))
         log.info("%s rows and messages, %s", f"{marker.row_count:,}", verdict.decided.value, job=run.name)
+        if verdict.decided is Decided.COMMITTED and observers.installed:
+            observers.notify(JobCommitted(run.name, len(winners), time.monotonic() - began))
         return rows if verdict.decided is Decided.COMMITTED else 0
 
     def _decide(self, run: JobRun, winners: Sequence[Prepared], rows: int) -> Verdict:

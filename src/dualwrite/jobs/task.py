@@ -8,6 +8,7 @@ the attempt sees all the rows that it will ever have; the Kafka transaction is p
 from __future__ import annotations
 
 import itertools
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from dualwrite.jobs.job_recovery import open_run
 from dualwrite.jobs.rules import AttemptId, JobRun, Opening, Prepared, TaskOutcome
 from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers
+from dualwrite.observability.events import TaskPrepared
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import Claim
@@ -97,7 +100,7 @@ class TaskAttempt(Generic[Batch]):
             ClusterMismatchError: The id was used on another Kafka cluster.
             DualWriteError: As for the steps of the recipe.
         """
-        remaining = iter(batches)
+        remaining, began = iter(batches), time.monotonic()
         with self._heartbeats_before_claim():
             first = next(remaining, None)
             if first is None:
@@ -113,6 +116,9 @@ class TaskAttempt(Generic[Batch]):
         hit("job_after_claim")
         rows, prepared = self._write_all(itertools.chain((first,), remaining), producers, claim)
         log.info("%d rows staged, %s prepared", rows, prepared.state, transactional_id=self._id)
+        if observers.installed:
+            messages = 0 if prepared.delivery is None else prepared.delivery.messages
+            observers.notify(TaskPrepared(self._run.name, str(self._id), messages, time.monotonic() - began))
         return self._outcome(rows=rows, prepared=prepared)
 
     def _outcome(self, *, rows: int = 0, prepared: Prepared | None = None, already_committed: bool = False) -> TaskOutcome:

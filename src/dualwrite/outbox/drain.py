@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from sqlalchemy import Connection
 from dualwrite.errors import ConfigurationError, DualWriteError, TransactionTimeoutError, UnknownTopicError
 from dualwrite.kafka.base import Message
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers
+from dualwrite.observability.events import DeadLettered, RowsRelayed
 from dualwrite.outbox.dead_letters import DeadLetters, Failed
 from dualwrite.outbox.poison import MissingTopics, PoisonSearch, Verdict, verdict_of
 from dualwrite.outbox.source import Source
@@ -125,9 +128,9 @@ class Drain:
             Exception: The database driver's, unless it is an outage or a lock: then StoreUnavailableError.
         """
         while True:
-            batch = _Batch(self._source, self._missing)
+            batch, began = _Batch(self._source, self._missing), time.monotonic()
             try:
-                return self._done(batch, self._transaction(batch))
+                return self._done(batch, self._transaction(batch), began)
             except self._driver_errors as error:
                 if not self._store.is_outage(error):
                     raise
@@ -143,7 +146,7 @@ class Drain:
                     raise
                 if is_blamed and self._set_aside(batch.rows[0], error):
                     self._log_dead(batch.rows[0], error)
-                    return self._done(batch, Turn(dead=1))
+                    return self._done(batch, Turn(dead=1), began)
 
     def _transaction(self, batch: _Batch) -> Turn:
         with self._writer.transaction() as tx:
@@ -162,8 +165,10 @@ class Drain:
                 self._source.remove(connection, batch.rows)
         return Turn(len(batch.rows) - len(batch.failed), len(batch.failed))
 
-    def _done(self, batch: _Batch, turn: Turn) -> Turn:
+    def _done(self, batch: _Batch, turn: Turn, began: float) -> Turn:
         self._attempts = 0
+        if turn.published and observers.installed:
+            observers.notify(RowsRelayed(self._writer.transactional_id, turn.published, time.monotonic() - began))
         for failed in batch.failed:
             self._log_dead(failed.row, failed.error)
         self._search.succeeded(turn.rows)
@@ -209,6 +214,8 @@ class Drain:
     def _log_dead(self, row: Any, error: DualWriteError) -> None:
         text = "row %s of %s can't be sent, and was moved to the dead letters: %s"
         log.error(text, self._source.identify(row), self._source.name, error, transactional_id=self._writer.transactional_id)
+        if observers.installed:
+            observers.notify(DeadLettered(self._writer.transactional_id, "", error))
 
 
 class _Batch:

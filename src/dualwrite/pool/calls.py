@@ -15,6 +15,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers, tracing
+from dualwrite.observability.events import UnitEnded
+from dualwrite.observability.tracing import UndoneError, UnitTrace
 from dualwrite.transaction import Transaction, UnitTransaction
 from dualwrite.transactional import check_has_run, name_of
 
@@ -44,13 +47,23 @@ class Call:
     """
 
     __slots__ = (
-        *("_args", "_beginning", "_begun", "_context", "_error", "_kwargs", "_result"),
+        *("_args", "_beginning", "_begun", "_began_at", "_context", "_error", "_kwargs", "_prefix", "_result", "_trace"),
         *("alone", "conflicts", "created", "future", "key", "name", "number", "unit"),
     )
 
     def __init__(
-        self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Hashable, *, alone: bool = False
+        self,
+        unit: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        key: Hashable,
+        *,
+        prefix: str = "",
+        alone: bool = False,
     ) -> None:
+        self._prefix = prefix
+        self._trace: UnitTrace | None = None
+        self._began_at: float | None = None
         self.unit = unit
         self.key = key
         self.alone = alone
@@ -75,6 +88,7 @@ class Call:
         """
         with self._beginning:
             if self._begun is None:
+                self._began_at = time.monotonic()
                 self._begun = self.future.set_running_or_notify_cancel()
             return self._begun
 
@@ -103,9 +117,20 @@ class Call:
             BaseException: What the unit raises.
         """
         self._error, self._result = None, _NOT_RUN
-        result = self._context.run(self.unit, Transaction(transaction), *self._args, **self._kwargs)
+        if tracing.tracer is None:
+            result = self._context.run(self.unit, Transaction(transaction), *self._args, **self._kwargs)
+        else:
+            result = self._context.run(self._run_traced, transaction)
         check_has_run(result, f"The unit {self.name}")
         self._result = result
+
+    def _run_traced(self, transaction: UnitTransaction) -> Any:
+        """Run the unit in a trace of its own, which belongs to the caller's."""
+        if self._trace is not None:
+            self._trace.end(self._error or UndoneError())
+        self._trace = transaction.trace = tracing.unit_trace(self.name, transaction.transactional_id, transaction.number)
+        with self._trace.current():
+            return self.unit(Transaction(transaction), *self._args, **self._kwargs)
 
     def failed(self, error: BaseException) -> None:
         """Record the error that the unit raised; the unit was undone."""
@@ -120,6 +145,7 @@ class Call:
         """Deliver the outcome of the last run to the caller: its result, or its own error."""
         if self.future.done():
             return
+        self._report(self._error)
         if self._error is not None:
             self._set(self.future.set_exception, self._error)
         else:
@@ -128,7 +154,17 @@ class Call:
     def deliver_error(self, error: BaseException) -> None:
         """Deliver a copy of an error that the unit did not raise itself; a unit that has not begun will never run."""
         if self.begin() and not self.future.done():
+            self._report(error)
             self._set(self.future.set_exception, _copy_of(error))
+
+    def _report(self, error: BaseException | None) -> None:
+        """Before the caller goes on: end the trace, and tell the observers."""
+        if self._trace is not None:
+            self._trace.end(error)
+        if observers.installed:
+            now = time.monotonic()
+            waited = (self._began_at or now) - self.created
+            observers.notify(UnitEnded(self._prefix, self.name, waited, now - self.created, error))
 
     def _set(self, setter: Callable[[Any], None], outcome: Any) -> None:
         """Set the future's outcome: an error of one of its done-callbacks concerns no call, least of all the other ones."""

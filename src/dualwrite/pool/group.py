@@ -42,6 +42,8 @@ from dualwrite.errors import (
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Message
 from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.observability import observers
+from dualwrite.observability.events import GroupFormed
 from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls
 from dualwrite.pool.scaling import Scaler
 from dualwrite.pool.writers import Writers
@@ -236,6 +238,8 @@ class Group:
                 if messages is None or not self._calls:
                     raise _RolledBackError  # noqa: TRY301  (through the `with` block)
                 self._shared.writers.note(self._writer, f"committing a group of {_units(self._calls)}")
+                if observers.installed:
+                    observers.notify(GroupFormed(whole.transactional_id, whole.number, len(self._calls)))
                 self._has_written()
                 hit("group_after_units")
                 if messages:

@@ -70,6 +70,11 @@ class JournalKeeper:
         self._pause = _TICK
         self._thread = threading.Thread(target=self._run, name=f"dualwrite journal {journal.prefix}", daemon=True)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether messages go into the journal, as far as this process knows."""
+        return self._journal.is_open
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 from dualwrite.deadline import Deadline, Limit, check_may_block
 from dualwrite.errors import DualWriteError, FencedError, NestedTransactionError, PoolTimeoutError, UsageError
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.outages import database_at
 from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls, in_callback
 from dualwrite.pool.journal_keeper import JournalKeeper
@@ -71,7 +72,7 @@ class BoundPool(Generic[H]):
         self.key = key
 
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        call = Call(unit, args, kwargs, self.key, alone=self.alone)
+        call = Call(unit, args, kwargs, self.key, prefix=self._prefix, alone=self.alone)
         check_may_block(f"run({call.name})", "await pool.run(…)")
         future: Future[T] = call.future
         try:
@@ -88,7 +89,7 @@ class BoundPool(Generic[H]):
             raise
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        call = Call(unit, args, kwargs, self.key, alone=self.alone)
+        call = Call(unit, args, kwargs, self.key, prefix=self._prefix, alone=self.alone)
         self._submit(call, waits=False)
         return call.future
 
@@ -214,6 +215,7 @@ class WriterPool(Generic[H]):
         self._workers.match_size()
         if self._keeper is not None:
             self._keeper.start()
+        add_source(self)
         atexit.register(self._close_at_exit)  # queued calls are finished even if the pool is never closed
 
     # --- using it ---------------------------------------------------------------------------------------------------------
@@ -237,6 +239,15 @@ class WriterPool(Generic[H]):
     def waiting(self) -> int:
         """The number of calls that are waiting to be taken by a group."""
         return len(self._waiting)
+
+    def readings(self) -> Iterator[Reading]:
+        """Its size and its queue, for `dualwrite.observability.current_readings`."""
+        labels = {"prefix": self._prefix}
+        yield Reading("pool_writers", self.size, labels)
+        yield Reading("pool_busy_writers", len(self._writers.doing()), labels)
+        yield Reading("pool_waiting_calls", self.waiting, labels)
+        if self._keeper is not None:
+            yield Reading("journal_open", self._keeper.is_open, labels)
 
     @property
     def options(self) -> PoolOptions:
@@ -467,6 +478,7 @@ class WriterPool(Generic[H]):
         if self._owns_store:
             self._store.close()
         self._has_ended = True
+        remove_source(self)
         atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:

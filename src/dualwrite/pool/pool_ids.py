@@ -17,6 +17,8 @@ from typing import ClassVar, Final
 
 from dualwrite.errors import DualWriteError
 from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.observability import observers
+from dualwrite.observability.events import LeaseLost, LeaseTaken
 from dualwrite.outages import DATABASE, Side, level_of
 from dualwrite.recovery.recoverer import Recoverer, describe_owner
 from dualwrite.recovery.report import Outcome, RecoveryReport, raise_for_lost
@@ -171,11 +173,17 @@ class LeasedIds(Ids):
     # --- the thread -------------------------------------------------------------------------------------------------------
 
     def _add(self, names: list[str]) -> None:
+        self._report(LeaseTaken, names)
         with self._lock:
             self._held.update(names)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"dualwrite leases {self._prefix}", daemon=True)
                 self._thread.start()
+
+    def _report(self, kind: type[LeaseTaken | LeaseLost], names: Iterable[str]) -> None:
+        if observers.installed:
+            for name in names:
+                observers.notify(kind(self._prefix, name))
 
     def _run(self) -> None:
         pause = self.interval
@@ -199,6 +207,7 @@ class LeasedIds(Ids):
         lost = (names - ours) & self.held
         if lost:
             log.warning("other processes have leased %s meanwhile", ", ".join(sorted(lost)), prefix=self._prefix)
+            self._report(LeaseLost, lost)
             self.on_lost(lost)  # before the ids can be acquired again: it must concern the writers that use them now
             with self._lock:
                 self._held -= lost

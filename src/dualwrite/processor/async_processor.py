@@ -12,6 +12,7 @@ from dualwrite.aio.async_pool import AsyncWriterPool
 from dualwrite.aio.async_transaction import A, AsyncTransaction, plain
 from dualwrite.errors import AfterCommitError, FencedError
 from dualwrite.kafka.topic import K, ReadableTopic, V
+from dualwrite.observability import tracing
 from dualwrite.processor.attempts import Content, Runner, StoppedError
 from dualwrite.processor.decoded import Received
 from dualwrite.processor.options import ProcessorOptions
@@ -197,7 +198,7 @@ def _each(handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[object]] | No
 
     async def all_of(messages: list[Any], tx: AsyncTransaction[Any]) -> None:
         for message in messages:
-            with opened(plain(tx)).part(shares=len(messages) > 1):
+            with opened(plain(tx)).part(shares=len(messages) > 1), tracing.processing_one(message, of=messages):
                 await awaited(handle(message, tx), name)
 
     all_of.__wrapped__ = handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it

@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -35,6 +36,8 @@ from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import Batch, fields_of, name_of
 from dualwrite.kafka.topic import Topic
 from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.observability import observers, tracing
+from dualwrite.observability.events import BatchFailed, BatchProcessed
 from dualwrite.outages import level_of
 from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
@@ -208,7 +211,8 @@ class Attempts:
             began = time.monotonic()
             try:
                 content = None if instead is not None else self._content(batch)
-                self._runner.run(content, partial(self._finish, consumer, batch, instead))
+                with tracing.processing(self._group, batch.messages):
+                    self._runner.run(content, partial(self._finish, consumer, batch, instead))
             except PositionMovedError as error:
                 left = self._left_of(consumer, batch, "positions have moved")
                 if left is not None and len(left.messages) < len(batch.messages):
@@ -222,13 +226,7 @@ class Attempts:
                     batch = rest
                     continue
             else:
-                self._times_too_slow = 0
-                if pause > self._options.pause:
-                    log.info(
-                        "the batch is committed, %.1f s after its first attempt", time.monotonic() - first, group_id=self._group
-                    )
-                self.reading.next |= batch.after
-                self._progress.moved(consumer, batch)
+                self._has_committed(consumer, batch, seconds=time.monotonic() - first, was_retried=pause > self._options.pause)
                 return True
             if self._progress.can_assign:
                 consumer.wait(pause, self._stopped.is_set)
@@ -245,6 +243,16 @@ class Attempts:
             instead(tx)
         self._progress.move(consumer, batch, tx)
 
+    def _has_committed(self, consumer: GroupConsumer, batch: Batch, *, seconds: float, was_retried: bool) -> None:
+        self._times_too_slow = 0
+        if observers.installed:
+            of_topics = Counter(message.topic() for message in batch.messages)
+            observers.notify(BatchProcessed(self._group, of_topics, seconds))
+        if was_retried:
+            log.info("the batch is committed, %.1f s after its first attempt", seconds, group_id=self._group)
+        self.reading.next |= batch.after
+        self._progress.moved(consumer, batch)
+
     def _rest_after(
         self, error: Exception, verdict: Verdict, consumer: GroupConsumer, batch: Batch, *, pause: float, seconds: float
     ) -> Batch | None:
@@ -255,6 +263,8 @@ class Attempts:
             MessageFailedError: See `_was_too_slow`.
             Exception: The error itself, if the processor can't continue.
         """
+        if observers.installed:
+            observers.notify(BatchFailed(self._group, len(batch.messages), error))
         if isinstance(error, RunAloneError):
             self.reading.most = 1
             what = "from now on each message has a transaction of its own: the next ones would see"

@@ -21,6 +21,8 @@ from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import Batch, fields_of, name_of
 from dualwrite.kafka.topic import Topic
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers
+from dualwrite.observability.events import DeadLettered
 from dualwrite.outages import level_of
 from dualwrite.processor.attempts import Attempts, Runner, StoppedError, UnprocessableError, where
 from dualwrite.processor.options import ProcessorOptions
@@ -229,6 +231,8 @@ class ProcessingLoop:
             ) from refused
         if is_sent:
             log.error("%s went to %s: %s", name_of(message), topic, reason, **self._fields(message))
+            if observers.installed:
+                observers.notify(DeadLettered(self._group, message.topic(), reason))
 
     def _fields(self, message: Any) -> dict[str, Any]:
         """The fields of a log record about a message."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from dualwrite.deadline import check_may_block
 from dualwrite.errors import AfterCommitError, ConfigurationError, FencedError
 from dualwrite.kafka.topic import K, ReadableTopic, Topic, V
+from dualwrite.observability import tracing
 from dualwrite.pool.pool import WriterPool
 from dualwrite.processor.attempts import Content, Runner
 from dualwrite.processor.decoded import Received
@@ -252,7 +253,7 @@ def each_of(handle: Callable[[Any, Transaction[Any]], object] | None) -> Handle:
 
     def all_of(messages: list[Any], tx: Transaction[Any]) -> None:
         for message in messages:
-            with opened(tx).part(shares=len(messages) > 1):
+            with opened(tx).part(shares=len(messages) > 1), tracing.processing_one(message, of=messages):
                 check_has_run(handle(message, tx), name)
 
     all_of.__wrapped__ = handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it

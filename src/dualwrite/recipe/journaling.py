@@ -19,6 +19,8 @@ from dualwrite.errors import DualWriteError, JournalFullError, JournalSwitchedEr
 from dualwrite.kafka.base import GroupMetadata, Headers, Message
 from dualwrite.kafka.messages import checked_message, checked_messages
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers
+from dualwrite.observability.events import JournalClosed, JournalOpened
 from dualwrite.outages import is_no_answer
 from dualwrite.settings import check_count, check_seconds
 from dualwrite.state import ConsumedOffset, Delivery, PreparedTxnState
@@ -104,6 +106,7 @@ class Journal:
             self._epoch, self.is_open = epoch, found
         if found == before:
             return
+        self._report()
         if found:
             log.info("messages go into the journal, since its gate is open", prefix=self.prefix)
             self.changed.set()
@@ -125,9 +128,15 @@ class Journal:
                 log.warning("Kafka does not answer: messages go into the journal from now on: %s", error, prefix=self.prefix)
             with self._lock:
                 self._epoch += not is_open(self._epoch)  # at least
-                self.is_open = True
+                is_news, self.is_open = not self.is_open, True
+            if is_news:
+                self._report()
             self.changed.set()
         return True
+
+    def _report(self) -> None:
+        if observers.installed:
+            observers.notify((JournalOpened if self.is_open else JournalClosed)(self.prefix))
 
     def judged(self, error: BaseException, transactional_id: str) -> BaseException:
         """What to raise for an error of a transaction of which nothing was recorded: it can run again, through the journal."""

@@ -18,6 +18,7 @@ from dualwrite.errors import (
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, TransactionalProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers, tracing
 from dualwrite.outages import DATABASE, database_at, is_no_answer, level_of
 from dualwrite.recipe.idle import RECOVER_LIMIT
 from dualwrite.recipe.journaling import COMMIT_LIMIT, RENEWAL_LIMIT, Journal, JournalBuffer
@@ -33,6 +34,7 @@ from dualwrite.recipe.outcomes import (
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
 from dualwrite.recipe.phases import Event, Phase, WriterState
 from dualwrite.recipe.republish import LostMessages
+from dualwrite.recipe.transaction_report import TransactionReport
 from dualwrite.recovery.report import GenerationOutcome, lost_error
 from dualwrite.settings import SWITCH_AFTER, Acknowledge, Timeouts
 from dualwrite.state import PreparedTxnState, ProducerKind
@@ -70,6 +72,7 @@ class Lane(WriterState):
         lost: LostMessages | None = None,
     ) -> None:
         super().__init__()
+        self.report: TransactionReport | None = None
         self.id = TransactionalId(transactional_id, number).row
         self.ownership = Ownership(store, coordinator, producers, transactional_id=self.id, timeouts=timeouts)
         self._logical_id = transactional_id
@@ -110,6 +113,8 @@ class Lane(WriterState):
         if self._only_journal:
             self.advance(Event.OPENED)
         self.advance(Event.BEGIN)
+        is_reported = observers.installed or tracing.tracer is not None
+        self.report = TransactionReport(self._logical_id, self.id) if is_reported else None
         producer.begin_transaction()
         hit("after_begin")
         self._transaction = OpenTransaction(
@@ -119,6 +124,7 @@ class Lane(WriterState):
             timeout=self._timeouts.kafka,
             database=self._database,
             divert=None if self._journal is None else self._divert,
+            number=0 if self.report is None else self.report.number,
         )
         return self._transaction
 
@@ -133,6 +139,8 @@ class Lane(WriterState):
         transaction.end()
         self.advance(Event.PREPARE)
         transaction.state = producer.prepare_transaction(timeout=self._timeouts.for_delivery)
+        if self.report is not None and producer.delivery is not None:
+            self.report.messages = producer.delivery.messages
         self.advance(Event.PREPARED)
         hit("after_prepare")
         if self._buffer is not None:
@@ -167,6 +175,8 @@ class Lane(WriterState):
         if transaction.state is not None:
             self.ownership.has_committed(transaction.state)
         self.advance(Event.KAFKA_COMMITTED)
+        if self.report is not None:
+            self.report.committed(transaction.outcome)
         self._end_journaled()
         hit("after_kafka_commit")
 
@@ -231,8 +241,8 @@ class Lane(WriterState):
         """The outcome of a transaction without messages at Kafka is the database's."""
         self._has_claimed_again = True
         if not database_committed:
-            raise_outcome(error, rolled_back(self.id, error))
-        report_committed(error, f"the transaction of {self._name} committed, with its messages in the journal")
+            self._raise_outcome(error, rolled_back(self.id, error))
+        self._has_committed(error, f"the transaction of {self._name} committed, with its messages in the journal")
         if self._transaction is not None:
             self._transaction.outcome = "journaled"
 
@@ -280,6 +290,8 @@ class Lane(WriterState):
         if self._requested is not None:
             self.ownership.has_committed(self._requested)
         self.advance(Event.KAFKA_COMMITTED)
+        if self.report is not None:
+            self.report.committed("published")
 
     @property
     def is_ready(self) -> bool:
@@ -320,6 +332,8 @@ class Lane(WriterState):
         if self.phase in IN_TRANSACTION:
             past = self.phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA)
             self.advance(Event.OUTCOME_UNKNOWN if past else Event.BROKEN)
+            if self.report is not None:
+                self.report.failed(InterruptedError("an interrupt ended the transaction"), is_in_doubt=past)
         if self._store_transaction is not None:
             self._store_transaction.rollback()
         self._transaction = self._store_transaction = None
@@ -328,6 +342,14 @@ class Lane(WriterState):
 
     def handle_error(self, error: BaseException) -> None:
         """Return if the transaction has committed and `error` only said that the outcome was unknown; raise otherwise."""
+        try:
+            self._handle_error(error)
+        except BaseException as raised:
+            if self.report is not None:
+                self.report.failed(raised, is_in_doubt=self.phase is Phase.IN_DOUBT)
+            raise
+
+    def _handle_error(self, error: BaseException) -> None:
         phase = self.phase
         self._has_claimed_again = False
         if self._transaction is not None and (after_commit_error := self._transaction.after_commit_error) is not None:
@@ -429,14 +451,14 @@ class Lane(WriterState):
             self.advance(Event.FENCED)
             kafka_id = self.ownership.kafka_transactional_id
             if not has_committed_on_both_sides(self._coordinator, kafka_id, state, database_committed=database_committed):
-                raise_outcome(error, in_doubt(self.id, state, fenced, database_committed=database_committed))
+                self._raise_outcome(error, in_doubt(self.id, state, fenced, database_committed=database_committed))
             outcome = (
                 f"the transaction of {self._name} committed on both sides; another writer or recoverer then claimed the id"
             )
-            report_committed(error, outcome)
+            self._has_committed(error, outcome)
             return
         except DualWriteError as unresolved:
-            raise_outcome(error, in_doubt(self.id, state, unresolved, database_committed=database_committed))
+            self._raise_outcome(error, in_doubt(self.id, state, unresolved, database_committed=database_committed))
         if self._buffer is not None:
             self._resolved_journaled(error, database_committed=database_committed)
             return
@@ -450,13 +472,25 @@ class Lane(WriterState):
             log.log(level_of(starting), "starting a new producer is postponed: %s", starting, transactional_id=self.id)
             postponed = starting
         if not database_committed:
-            raise_outcome(error, rolled_back(self.id, error))
+            self._raise_outcome(error, rolled_back(self.id, error))
         lost = self._lost_error(outcome for outcome in outcomes if (outcome.generation, outcome.state) == (generation, state))
         if lost is not None:
             if self._lost is not None and postponed is not None:  # it is not final
-                raise_outcome(error, not_published_yet(self.id, state, postponed))
-            raise_outcome(error, lost)
-        report_committed(error, f"the transaction of {self._name} committed on both sides")
+                self._raise_outcome(error, not_published_yet(self.id, state, postponed))
+            self._raise_outcome(error, lost)
+        self._has_committed(error, f"the transaction of {self._name} committed on both sides")
+
+    def _raise_outcome(self, error: BaseException, outcome: DualWriteError) -> NoReturn:
+        """Report the outcome of a transaction whose end was unknown, and raise it; see `raise_outcome`."""
+        if self.report is not None:
+            self.report.failed(outcome)
+        raise_outcome(error, outcome)
+
+    def _has_committed(self, error: BaseException, what: str) -> None:
+        """Report that the transaction has committed, despite the error; see `report_committed`."""
+        if self.report is not None:
+            self.report.committed("published" if self._buffer is None else "journaled", was_in_doubt=True)
+        report_committed(error, what)
 
     def _note_outage(self, error: BaseException) -> None:
         """If Kafka does not answer, the next transactions go through the journal."""

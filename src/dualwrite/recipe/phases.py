@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from dualwrite.errors import UsageError
 
@@ -101,18 +101,29 @@ TRANSITIONS: Final = MappingProxyType(_table())
 """(phase, event) → the next phase. Any other combination is an error."""
 
 
+class StepReport(Protocol):
+    """Is told of a transaction's steps."""
+
+    def entered(self, event: Event) -> object:
+        """`event` has happened, and its phase is entered."""
+
+
 class WriterState:
     """A writer's phase, and the number of transactions that it has begun since it was made.
 
     The number is never reset: together with the fencing token it identifies a transaction in the row, even after the writer has
     claimed its id again, which keeps the row's number (`TxnStateStore.claim`).
+
+    Attributes:
+        report: Is told of the steps of the last transaction; None if nobody wants to know.
     """
 
-    __slots__ = ("phase", "transaction_number")
+    __slots__ = ("phase", "report", "transaction_number")
 
     def __init__(self, phase: Phase = Phase.OPENING, transaction_number: int = 0) -> None:
         self.phase = phase
         self.transaction_number = transaction_number
+        self.report: StepReport | None = None
 
     def advance(self, event: Event) -> None:
         """Enter the phase that follows `event`.
@@ -126,3 +137,5 @@ class WriterState:
         if event is Event.BEGIN:
             self.transaction_number += 1
         self.phase = following
+        if self.report is not None:
+            self.report.entered(event)

@@ -18,6 +18,8 @@ from dualwrite.errors import DualWriteError, ProducerFencedError, TransactionCha
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import GroupMetadata, ProducerFactory, TransactionalProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers
+from dualwrite.observability.events import MessagesPublishedAgain
 from dualwrite.outages import level_of
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.lost import found_in_log
@@ -135,6 +137,8 @@ class LostMessages:
         ownership.has_committed(new.state)
         hit("republish_after_commit")
         ownership.note_published(entry)
+        if observers.installed:
+            observers.notify(MessagesPublishedAgain(ownership.transactional_id, found.messages))
         log.warning(
             "transaction %s, which Kafka had aborted after the database's commit, was published again as %s: %d messages",
             entry.state,

@@ -30,6 +30,8 @@ from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndingTransaction, EndTxnResult, TransactionCoordinator
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers
+from dualwrite.observability.events import TransactionRecovered
 from dualwrite.recovery.decision import Decision, decide, decide_by_log
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome
 from dualwrite.recovery.side_by_side import SideBySide, Steps, call, describe, end, pause, read, record
@@ -175,6 +177,7 @@ def _found_in_log(
         outcome = _OUTCOMES[decision]
         lost = yield from _record_found_again(claim, entry, outcome)
         found.append(GenerationOutcome(claim.transactional_id, entry.generation, outcome, entry.state, lost))
+        _report(found[-1])
     return tuple(found)
 
 
@@ -191,6 +194,11 @@ def _record_found_again(claim: Claim, entry: LostTransaction, outcome: Outcome) 
     yield from record(claim, Resolution(resolved_entry=entry, lost=lost))
     hit("recover_after_resolution")
     return lost
+
+
+def _report(found: GenerationOutcome) -> None:
+    if observers.installed:
+        observers.notify(TransactionRecovered(found.transactional_id, found.generation, found.outcome.value))
 
 
 class Described(NamedTuple):
@@ -419,6 +427,7 @@ class GenerationResolver:
         found = self._outcome(outcome, stored, lost)
         if outcome is not Outcome.NOTHING and found not in self._found:
             self._found.append(found)
+            _report(found)
 
     def _outcome(
         self, outcome: Outcome, stored: PreparedTxnState | None, lost: LostTransaction | None = None

@@ -1,0 +1,80 @@
+"""See what dualwrite does: typed events for observers, a seam for traces, and readings of sizes and queues.
+
+`add_observer` tells an observer of each event of this process. `set_tracer` installs what makes spans. `current_readings`
+returns what can be read at any moment. Without any of them they cost nothing.
+"""
+
+from dualwrite.observability.buffered import Buffered
+from dualwrite.observability.events import (
+    BatchFailed,
+    BatchProcessed,
+    DatabaseCommitted,
+    DeadLettered,
+    Event,
+    GroupFormed,
+    JobCommitted,
+    JournalClosed,
+    JournalOpened,
+    LeaseLost,
+    LeaseTaken,
+    MessagesDelivered,
+    MessagesPublishedAgain,
+    OutageBegan,
+    OutageEnded,
+    RowsRelayed,
+    StateRecorded,
+    Steps,
+    TaskPrepared,
+    TransactionBegun,
+    TransactionCommitted,
+    TransactionEvent,
+    TransactionInDoubt,
+    TransactionLost,
+    TransactionRecovered,
+    TransactionRolledBack,
+    UnitEnded,
+)
+from dualwrite.observability.observers import Observer, add_observer, observing, remove_observer
+from dualwrite.observability.readings import READINGS, Reading, current_readings
+from dualwrite.observability.tracing import Tracer, UnitTrace, set_tracer
+
+__all__ = [
+    "READINGS",
+    "BatchFailed",
+    "BatchProcessed",
+    "Buffered",
+    "DatabaseCommitted",
+    "DeadLettered",
+    "Event",
+    "GroupFormed",
+    "JobCommitted",
+    "JournalClosed",
+    "JournalOpened",
+    "LeaseLost",
+    "LeaseTaken",
+    "MessagesDelivered",
+    "MessagesPublishedAgain",
+    "Observer",
+    "OutageBegan",
+    "OutageEnded",
+    "Reading",
+    "RowsRelayed",
+    "StateRecorded",
+    "Steps",
+    "TaskPrepared",
+    "Tracer",
+    "TransactionBegun",
+    "TransactionCommitted",
+    "TransactionEvent",
+    "TransactionInDoubt",
+    "TransactionLost",
+    "TransactionRecovered",
+    "TransactionRolledBack",
+    "UnitEnded",
+    "UnitTrace",
+    "add_observer",
+    "current_readings",
+    "observing",
+    "remove_observer",
+    "set_tracer",
+]
