@@ -1070,4 +1070,50 @@ PROMISES: Final = (
         ("relay/test_relay.py::test_a_relay_that_was_recovered_by_somebody_else_continues",),
         hangs=True,
     ),
+    # --- the kit for users' tests ---------------------------------------------------------------------------------------------
+    Removal(
+        "a fake refuses statements that end the transaction, as the real one does",
+        "testing/fake_database.py",
+        "        check_statements(engine)\n",
+        "",
+        ("kit/test_fakes.py::test_on_an_engine_it_refuses_to_end_the_transaction",),
+    ),
+    Removal(
+        "a fake whose block has failed has sent nothing",
+        "testing/fakes.py",
+        "                self._recorder.clear()\n",
+        "                pass\n",
+        (
+            "kit/test_fakes.py::test_a_block_that_fails_has_sent_nothing",
+            "kit/test_fakes.py::test_a_coroutine_that_fails_has_sent_nothing",
+        ),
+    ),
+    Removal(
+        "a test sees only what was sent since it began",
+        "testing/topics.py",
+        "since=self._since.get(name)",
+        "since=None",
+        ("kit/test_sent.py::test_only_what_was_committed_since_then_is_seen",),
+    ),
+    Removal(
+        "a crash that did not happen fails the test",
+        "testing/crashes.py",
+        "    if ended == 0:\n        raise ",
+        "    if ended == 0:\n        return\n        raise ",
+        ("kit/test_crashes.py::test_a_function_that_does_not_reach_the_failpoint_fails_the_test",),
+    ),
+    Removal(
+        "what a test has left open is aborted before the next one",
+        "testing/pytest_plugin.py",
+        "    if broker is not None:\n",
+        "    if broker == 0:\n",
+        ("kit/test_pytest_plugin.py::test_a_transaction_that_a_test_has_left_open_does_not_disturb_the_next_one",),
+    ),
+    Removal(
+        "the plugin imports nothing before a fixture is used",
+        "testing/pytest_plugin.py",
+        "from dualwrite.testing import TIMEOUT\n",
+        "from dualwrite.testing import TIMEOUT, failpoints\n",
+        ("kit/test_pytest_plugin.py::test_a_run_without_its_fixtures_imports_next_to_nothing",),
+    ),
 )
