@@ -177,8 +177,8 @@ def test_an_observer_that_fails_is_logged_once_and_the_work_goes_on(scene: Scene
 class FailingTracer:
     """Fails wherever it can."""
 
-    def unit(self, name: str, transactional_id: str, number: int) -> Any:
-        del name, transactional_id, number
+    def unit(self, name: str, transactional_id: str, number: int, waited: float) -> Any:
+        del name, transactional_id, number, waited
         return self
 
     @contextmanager
@@ -189,8 +189,8 @@ class FailingTracer:
     def end(self, error: BaseException | None) -> None:
         raise RuntimeError("end") from error
 
-    def sending(self, topic: str, headers: Any, messages: int) -> Any:
-        raise RuntimeError(f"sending {messages} to {topic} with {headers}")
+    def sending(self, messages: Any) -> Any:
+        raise RuntimeError(f"sending {messages}")
 
     def processing(self, group_id: str | None, messages: Any) -> Any:
         raise RuntimeError(f"processing {messages} of {group_id}")

@@ -316,6 +316,8 @@ class Lane(WriterState):
                 error,
                 transactional_id=self.id,
             )
+            if self.report is not None:
+                self.report.failed(error, is_in_doubt=True)
             self.advance(Event.BROKEN)
         if self.phase in MUST_RECOVER or self.ownership.producer_must_be_replaced:  # rule F9
             self.recover()
@@ -561,6 +563,8 @@ class Lane(WriterState):
                 error,
                 transactional_id=self.id,
             )
+            if self.report is not None:
+                self.report.failed(error, is_in_doubt=True)
             self.advance(Event.BROKEN)
         phase, uncertain = self.phase, self.ownership.producer_must_be_replaced
         try:

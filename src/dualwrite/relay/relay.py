@@ -35,7 +35,6 @@ from dualwrite.settings import Settings
 from dualwrite.stopping import StopFlag, stopped_by_sigterm
 from dualwrite.stores.leases import numbered
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.transaction import opened
 from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
 
@@ -407,8 +406,7 @@ class Relay:
         without = frozenset(self._sources)
         name = self._store.leases.lease(self._name, self._ids.owner, 1, seconds=self._options.lease, without=without)[0]
         try:
-            with self._open_writer(name) as writer, writer.transaction() as tx:
-                begun = opened(tx)
+            with self._open_writer(name) as writer, writer.group_transaction(is_group=False) as begun:
                 with own_statements(begun) as connection:
                     taken = self._dead_letters.taken(connection, ids)
                 messages = [self._options.layout.message(each.row) for each in taken]
