@@ -22,12 +22,13 @@ from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
 import dualwrite
 from crash.scene import Scene, Worker
 from dualwrite import PoolOptions, Transaction, aio
+from dualwrite.devcluster import DevCluster
 from dualwrite.errors import InDoubtTransactionError, LostTransactionError
 from dualwrite.observability import events, observers, otel_names, otel_traces, tracing
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from dualwrite.testing import failpoints as points
 from fixtures.broker import read_topic
-from fixtures.pace import LIMIT, until_recorded
+from fixtures.pace import LIMIT, until, until_recorded
 from fixtures.tables import table
 from observability.recorded_spans import (
     RecordedSpans,
@@ -40,6 +41,8 @@ from observability.recorded_spans import (
 )
 from pool.aio_scene import INSERT, in_pool
 from pool.pool_scene import both, held, open_pool
+from relay.relay_scene import RelayScene
+from relay.relay_scene import running as relaying
 
 COMMITS = ["commit database", "commit kafka", "deliver"]
 BRISK = {"fetch.wait.max.ms": 10, "session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
@@ -354,6 +357,24 @@ def test_headers_that_the_user_has_given_stay(scene: Scene, spans: RecordedSpans
     ]
     assert (of_user.kind, linked(of_user)) == (SpanKind.CLIENT, {"b7ad6b7169203331"})
     assert {span.kind for span in ours} == {SpanKind.PRODUCER}
+
+
+@pytest.fixture
+def outbox(postgres_url: str, broker: DevCluster, new_name: Callable[[str], str]) -> Iterator[RelayScene]:
+    made = RelayScene(postgres_url, broker, new_name)
+    yield made
+    made.engine.dispose()
+
+
+def test_rows_of_an_outbox_keep_the_headers_that_they_have(outbox: RelayScene, spans: RecordedSpans) -> None:
+    own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    outbox.insert(1, headers=json.dumps({"traceparent": own}))
+    outbox.insert(1)
+    with relaying(outbox):
+        until(lambda: not outbox.waiting(), "the rows are published")
+    found = {int(message.value() or b""): dict(message.headers() or ()) for message in outbox.messages()}
+    assert found == {0: {"traceparent": own.encode()}, 1: {}}
+    assert {span.name for span in spans.all} <= {"recover"}
 
 
 def test_a_batch_links_its_messages_and_each_handler_continues_a_trace(scene: Scene, spans: RecordedSpans) -> None:

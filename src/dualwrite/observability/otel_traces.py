@@ -222,6 +222,8 @@ class _Traces:
         if (found := self._open.get(event.number)) is not None:
             self._step(found, event, names.DATABASE_COMMIT, event.seconds)
             found.is_decided = True
+            for unit in found.taking_part:  # whatever its caller gets, perhaps an interrupt
+                unit.outcome = names.COMMITTED
 
     def _committed(self, event: events.TransactionCommitted) -> None:
         if (found := self._open.pop(event.number, None)) is None:

@@ -347,7 +347,7 @@ class Lane(WriterState):
         try:
             self._handle_error(error)
         except BaseException as raised:
-            if self.report is not None:
+            if self.report is not None and self.phase is not Phase.CONFIRMING:  # then it has committed: `confirm` reports it
                 self.report.failed(raised, is_in_doubt=self.phase is Phase.IN_DOUBT)
             raise
 
