@@ -40,7 +40,7 @@ from observability.recorded_spans import (
     traceparent,
 )
 from pool.aio_scene import INSERT, in_pool
-from pool.pool_scene import both, held, open_pool
+from pool.pool_scene import both, both_producers, held, open_pool
 from relay.relay_scene import RelayScene
 from relay.relay_scene import running as relaying
 
@@ -95,6 +95,7 @@ def booked(scene: Scene, tx: Transaction[Any], number: int) -> None:
 # --- one trace ----------------------------------------------------------------------------------------------------------------
 
 
+@both_producers
 def test_one_trace_leads_from_a_request_to_the_handler_of_a_consumer(scene: Scene, spans: RecordedSpans) -> None:
     def place_order(tx: Transaction[Any]) -> None:
         with spans.tracer.start_as_current_span("work"):
@@ -122,6 +123,7 @@ def test_one_trace_leads_from_a_request_to_the_handler_of_a_consumer(scene: Scen
     assert all(span.status.status_code is StatusCode.UNSET for span in spans.all)
 
 
+@pytest.mark.slow
 def test_one_trace_leads_through_a_crash_and_recovery(scene: Scene, spans: RecordedSpans) -> None:
     """The service is killed after the database's commit; another process, this one, recovers, and consumes the message."""
     with spans.tracer.start_as_current_span("request") as request:
@@ -408,6 +410,7 @@ def test_a_batch_links_its_messages_and_each_handler_continues_a_trace(scene: Sc
     assert seen == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_handler_that_fails_is_recorded_with_each_attempt(scene: Scene, spans: RecordedSpans) -> None:
     attempts = []
 
@@ -425,6 +428,7 @@ def test_a_handler_that_fails_is_recorded_with_each_attempt(scene: Scene, spans:
     assert (first.attributes or {})["error.type"] == "LookupError"
 
 
+@pytest.mark.slow
 def test_an_async_processor_continues_the_trace(scene: Scene, spans: RecordedSpans) -> None:
     async def main(pool: aio.AsyncWriterPool[Any]) -> None:
         async def handle(_: Any, tx: aio.AsyncTransaction[Any]) -> None:
@@ -551,6 +555,7 @@ def test_the_names_are_those_of_the_conventions() -> None:
 # --- installation, cost and failures ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_not_sampled_makes_no_spans_and_says_so_to_consumers(scene: Scene) -> None:
     with recording(sampler=ParentBased(ALWAYS_OFF)) as spans:
         with open_pool(scene) as pool:
@@ -595,6 +600,7 @@ class BadTracer:
         return BrokenTracer()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracer", [BrokenTracer(), BadTracer()], ids=["broken", "bad"])
 def test_a_tracer_that_fails_never_fails_the_work(
     scene: Scene, tracer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -664,6 +670,7 @@ print(sorted(span.name for span in spans.all))
 """
 
 
+@pytest.mark.slow
 def test_auto_instrumentation_of_confluent_kafka_adds_no_second_span_or_header(scene: Scene) -> None:
     command = [sys.executable, "-c", INSTRUMENTED, scene.url, scene.bootstrap, scene.transactional_id, scene.topic]
     folder = str(__file__).rsplit("/", 2)[0]
