@@ -38,7 +38,7 @@ from dualwrite.writer import DualWriter
 if TYPE_CHECKING:
     from dualwrite.pool.pool import WriterPool
     from dualwrite.pool.scaling import PoolOptions
-    from dualwrite.recipe.journaling import JournalLimits
+    from dualwrite.stores.journal import JournalLimits
     from dualwrite.stores.rocksdb import RocksDBStore
     from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
     from dualwrite.stores.sql.orm import SessionSource
@@ -232,7 +232,7 @@ def create_pool(
     probed = ProbedCluster()
     journal, timeouts = None, chosen.timeouts
     if options.when_kafka_is_down == "journal":
-        journal, timeouts = journal_of(store, prefix), timeouts.with_journal()
+        journal, timeouts = journal_of(store, prefix, options.journal), timeouts.with_journal()
 
     def open_writer(name: str) -> DualWriter[Any]:
         of_writer = chosen.with_changes(transactional_id=name, timeouts=timeouts, **connecting)
@@ -258,7 +258,7 @@ def create_pool(
             opened.callback(store.close)
         keeper = None
         if journal is not None:
-            keeper = journal_keeper(store, journal, options.journal, kafka, chosen.with_changes(**connecting))
+            keeper = journal_keeper(store, journal, kafka, chosen.with_changes(**connecting))
             opened.callback(keeper.stop)
         pool: WriterPool[Any] = WriterPool(
             open_writer,

@@ -22,6 +22,7 @@ from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.settings import SWITCH_AFTER, Acknowledge, ProducerName, Settings
 from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.journal import JournalLimits
 from dualwrite.stores.leases import number_of
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
@@ -30,7 +31,7 @@ from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
     from dualwrite.pool.journal_keeper import JournalKeeper
-    from dualwrite.recipe.journaling import Journal, JournalLimits, Keeper
+    from dualwrite.recipe.journaling import Journal, Keeper
     from dualwrite.stores.sql.orm import SessionSource
 
 Database = str | URL | Engine | TxnStateStore
@@ -47,14 +48,12 @@ def connected_with_journal(
     limits: JournalLimits | None,
 ) -> DualWriter[Any]:
     """See `connect`: a writer with a journal of its own, whose prefix is its id."""
-    from dualwrite.recipe.journaling import JournalLimits  # noqa: PLC0415  (most programs don't need it)
-
     with ExitStack() as opened:
         store = as_store(database, settings, session)
         if store is not database:
             opened.callback(store.close)
-        journal = journal_of(store, _the_id(settings))
-        keeper = journal_keeper(store, journal, limits or JournalLimits(), kafka, settings)
+        journal = journal_of(store, _the_id(settings), limits or JournalLimits())
+        keeper = journal_keeper(store, journal, kafka, settings)
         opened.callback(keeper.stop)
         writer = connected(
             store,
@@ -188,7 +187,7 @@ def _late_producers(
     return producers
 
 
-def journal_of(store: TxnStateStore, prefix: str) -> Journal:
+def journal_of(store: TxnStateStore, prefix: str, limits: JournalLimits) -> Journal:
     """The journal of a prefix.
 
     Raises:
@@ -209,14 +208,12 @@ def journal_of(store: TxnStateStore, prefix: str) -> Journal:
             f'when_kafka_is_down="journal" needs a SQL database, but the store is {store.description}.',
             next_step="use PostgreSQL, MariaDB, MySQL or SQLite, or leave the option out",
         )
-    journal = Journal(store.journal, prefix, f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}")
+    journal = Journal(store.journal, prefix, f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}", limits)
     journal.prepare()
     return journal
 
 
-def journal_keeper(
-    store: TxnStateStore, journal: Journal, limits: JournalLimits, kafka: Kafka | None, settings: Settings
-) -> JournalKeeper:
+def journal_keeper(store: TxnStateStore, journal: Journal, kafka: Kafka | None, settings: Settings) -> JournalKeeper:
     """Looks after a journal once it is started; `stop` releases what it uses."""
     from dualwrite.pool.journal_keeper import JournalKeeper  # noqa: PLC0415  (as above)
 
@@ -228,9 +225,7 @@ def journal_keeper(
         of_drainer = settings.with_changes(transactional_id=name, lanes=1)
         return connected(store, settings=of_drainer, kafka=kafka, session=None, acknowledge="visible")
 
-    return JournalKeeper(
-        journal, limits, store.leases, lambda: coordinator.cluster_id(timeout=1.0), open_drainer, coordinator.close
-    )
+    return JournalKeeper(journal, store.leases, lambda: coordinator.cluster_id(timeout=1.0), open_drainer, coordinator.close)
 
 
 def _rows_of(store: TxnStateStore, prefix: str) -> list[str]:

@@ -108,6 +108,23 @@ def test_one_call_that_had_too_little_time_is_no_outage_but_several_are(lines: L
     lines.are(kafka, "a request was not answered")
 
 
+def test_a_call_from_before_the_end_of_an_outage_does_not_begin_another(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it still waits, or fails now."""
+    kafka = kafka_at("late:9092")
+    kafka.failed(DELIVERY, NO_BROKER)
+    answer(kafka, DELIVERY)
+    lines.are(kafka, "does not answer", "answers again")
+    monkeypatch.setattr(outages, "SLOW", 600)
+    with kafka.call(REQUEST) as call:
+        call.began -= 1000
+        kafka.look()
+        assert not kafka.is_out
+    with suppress(BrokerUnavailableError), kafka.call(REQUEST) as call:
+        call.began -= 1000
+        raise NO_BROKER
+    assert not kafka.is_out
+
+
 def test_an_answer_of_another_kind_does_not_end_it(lines: Lines) -> None:
     """As for a partition without a leader, while the coordinator answers."""
     kafka = kafka_at("leaderless:9092")

@@ -19,7 +19,6 @@ from typing import Final
 from dualwrite.logs import SubjectLogger
 from dualwrite.pool.calls import Call
 from dualwrite.pool.writers import Writers
-from dualwrite.recipe.journaling import JournalLimits
 from dualwrite.settings import (
     Acknowledge,
     WhenKafkaIsDown,
@@ -28,6 +27,7 @@ from dualwrite.settings import (
     validate_acknowledge,
     validate_when_kafka_is_down,
 )
+from dualwrite.stores.journal import JournalLimits
 
 log = SubjectLogger(__name__)
 
