@@ -246,8 +246,10 @@ class WriterPool(Generic[H]):
         yield Reading("pool_writers", self.size, labels)
         yield Reading("pool_busy_writers", len(self._writers.doing()), labels)
         yield Reading("pool_waiting_calls", self.waiting, labels)
+        if isinstance(self._ids, LeasedIds):
+            yield Reading("pool_leases", len(self._ids.held), labels)
         if self._keeper is not None:
-            yield Reading("journal_open", self._keeper.is_open, labels)
+            yield from self._keeper.readings()
 
     @property
     def options(self) -> PoolOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from dualwrite.kafka.topic import Topic
 from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers
 from dualwrite.observability.events import DeadLettered
+from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.outages import level_of
 from dualwrite.processor.attempts import Attempts, Runner, StoppedError, UnprocessableError, where
 from dualwrite.processor.options import ProcessorOptions
@@ -65,7 +66,7 @@ class ProcessingLoop:
         self._topics = topics
         self._progress = progress
         self._options = options
-        self._checked_at = time.monotonic()
+        self._checked_at = self._turned_at = time.monotonic()
         self._stopped = StopFlag()
         self._attempts = Attempts(group_id, settings, decoding, runner, progress, options, self._stopped)
         self._reading = self._attempts.reading
@@ -78,6 +79,29 @@ class ProcessingLoop:
         consumer = self._consumer
         owned = {} if consumer is None else consumer.owned()
         return {key: position for key, position in self._progress.known().items() if key in owned}
+
+    def readings(self) -> Iterator[Reading]:
+        """Its partitions and its lag, for `dualwrite.observability.current_readings`; without a request."""
+        consumer = self._consumer
+        if consumer is None:
+            return
+        labels = {"group": self._group}
+        owned, passed = consumer.owned(), consumer.passed
+        yield Reading("processor_partitions", len(owned), labels)
+        yield Reading("processor_idle_seconds", time.monotonic() - self._turned_at, labels)
+        for key, (first, end) in consumer.watermarks().items():
+            position = self._reading.next.get(key)
+            if position is None:
+                continue
+            polled, read_to = passed.get(key, (end, position))
+            lag = end - max(read_to if polled <= position else position, first)  # only markers are between polled and read_to
+            of_partition = {**labels, "topic": key[0], "partition": str(key[1])}
+            yield Reading("processor_lag_messages", max(lag, 0), of_partition)
+            processed_ms = self._attempts.timestamps.get(key)
+            if lag <= 0:
+                yield Reading("processor_lag_seconds", 0.0, of_partition)
+            elif processed_ms is not None:
+                yield Reading("processor_lag_seconds", max(time.time() - processed_ms / 1000, 0.0), of_partition)
 
     def stop(self) -> None:
         """End `run` once the transaction in progress has ended."""
@@ -98,6 +122,7 @@ class ProcessingLoop:
         """Process messages until `stop`, once `begin` was called; see DualProcessor."""
         try:
             self._progress.prepare()
+            add_source(self)
             with closing(GroupConsumer(self._settings, self._topics, self._begin)) as consumer:
                 self._consumer = consumer
                 while not self._stopped.is_set():
@@ -109,6 +134,7 @@ class ProcessingLoop:
             log.exception("the processor stops: %s", error, group_id=self._group)  # noqa: TRY401  (one line may be all that is seen)
             raise
         finally:
+            remove_source(self)
             self._consumer = None
             self._progress.forget()
             self._free.release()
@@ -116,6 +142,7 @@ class ProcessingLoop:
     # --- one batch --------------------------------------------------------------------------------------------------------
 
     def _turn(self, consumer: GroupConsumer) -> None:
+        self._turned_at = time.monotonic()
         refused = consumer.refused
         if refused:  # retention has deleted their next messages, or their log was truncated
             self._reading.seek(consumer, self._begin(list(refused), refused))

@@ -18,6 +18,7 @@ from dualwrite.errors import DualWriteError, FencedError, UsageError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.outages import database_at, level_of
 from dualwrite.outbox.dead_letters import DeadLetters
 from dualwrite.outbox.drain import Drain, Turn, own_statements, sql_store
@@ -119,6 +120,7 @@ class Relay:
             self._listener = self._made_listener()
             self._open_leases()
             failed.pop_all()
+        add_source(self)
 
     def _open_leases(self) -> None:
         leases = self._store.leases
@@ -166,6 +168,13 @@ class Relay:
     def dead_letters(self) -> DeadLetters:
         """The dead letters of all relays of this name, to look at and to drop."""
         return self._dead_letters
+
+    def readings(self) -> Iterator[Reading]:
+        """Its shards, for `dualwrite.observability.current_readings`; the size of the outbox takes a query: see `status`."""
+        labels, shards = {"relay": self._name}, list(self._shards.values())
+        yield Reading("relay_shards", len(shards), labels)
+        now = time.monotonic()
+        yield Reading("relay_idle_seconds", max((now - each.looked_at for each in shards), default=0.0), labels)
 
     def status(self) -> RelayStatus:
         """The state of the outbox and of its relays. Counts the rows.
@@ -239,6 +248,7 @@ class Relay:
         Raises:
             DualWriteError: As for `DualWriter.close`; everything else is closed.
         """
+        remove_source(self)
         with ExitStack() as ending:
             if self._owned is not None:
                 ending.callback(self._owned.close)
