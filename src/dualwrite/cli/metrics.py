@@ -84,6 +84,7 @@ def metrics(
     finally:
         server.shutdown()
         thread.join()
+        server.server_close()
 
 
 def _address(text: str) -> tuple[str, int]:
