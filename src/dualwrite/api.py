@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, overload
 
@@ -328,6 +328,10 @@ def create_pool(
     def recoverer() -> Recoverer:
         return open_recoverer(store, kafka=kafka, settings=chosen.with_changes(**connecting), timeouts=pool_timeouts)
 
+    def ask_kafka(ids: list[str], seconds: float) -> object:
+        with closing(WireTransactionCoordinator(KafkaConfig.over(kafka, chosen.kafka), timeout=seconds)) as coordinator:
+            return coordinator.describe_all(ids) if ids else coordinator.cluster_id()
+
     with ExitStack() as opened:
         if store is not database:
             opened.callback(store.close)
@@ -343,6 +347,7 @@ def create_pool(
             options=options,
             owns_store=store is not database,
             keeper=keeper,
+            ask_kafka=ask_kafka,
         )
         opened.pop_all()
         opened.push(pool)

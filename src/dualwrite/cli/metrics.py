@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import typer
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
@@ -24,6 +24,7 @@ from dualwrite.cli.status import StatusData, describe_ids, in_store, journals_of
 from dualwrite.cli.texts import error_text
 from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError, StateTableMissingError
+from dualwrite.observability.in_thread import InThread
 from dualwrite.outbox.dead_letters import counts
 from dualwrite.settings import Settings
 from dualwrite.stopping import StopFlag, stopped_by_sigterm
@@ -109,9 +110,9 @@ class Exporter:
         self._sides = sides
         self._limit = limit
         self._late = late
-        self._database: Reading[Stored] = Reading()
-        self._kafka: Reading[Cluster] = Reading()
-        self._both: Reading[StatusData] = Reading()
+        self._database: InThread[Stored] = InThread("dualwrite metrics")
+        self._kafka: InThread[Cluster] = InThread("dualwrite metrics")
+        self._both: InThread[StatusData] = InThread("dualwrite metrics")
         self._lock = threading.Lock()
         self._values: Values = {}
         self._read_at = 0.0
@@ -164,7 +165,7 @@ class Exporter:
             values |= of_both(both, time.time())
         return of_sides(durations) | values
 
-    def _result(self, side: str, reading: Reading[T], deadline: Deadline) -> T | None:
+    def _result(self, side: str, reading: InThread[T], deadline: Deadline) -> T | None:
         """What was read; None if there is nothing, and the reason on stderr if it is a new one."""
         if side not in self._sides:
             return None
@@ -184,51 +185,6 @@ class Exporter:
         if self._problems.get(side) != text:
             self._problems[side] = text
             typer.echo(text, err=True)
-
-
-class Reading(Generic[T]):
-    """Reads something in a thread of its own, one at a time: what does not answer must not hold up the rest.
-
-    Attributes:
-        seconds: How long the last reading has taken.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._thread: threading.Thread | None = None
-        self._outcome: list[T | BaseException] = []
-
-    def start(self, read: Callable[[], T]) -> None:
-        """Begin, unless an earlier reading is still in progress."""
-        if self._thread is None or not self._thread.is_alive():
-            self._outcome = []
-            self._thread = threading.Thread(target=self._run, args=(read, self._outcome), name="dualwrite metrics", daemon=True)
-            self._thread.start()
-
-    def result(self, deadline: Deadline) -> T:
-        """What was read.
-
-        Raises:
-            TimeoutError: It is still in progress at the deadline.
-            Exception: What reading has raised.
-        """
-        assert self._thread is not None
-        self._thread.join(deadline.left)
-        if not self._outcome:
-            raise TimeoutError
-        (found,) = self._outcome
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-    def _run(self, read: Callable[[], T], outcome: list[Any]) -> None:
-        began = time.monotonic()
-        try:
-            found: Any = read()
-        except BaseException as error:  # noqa: BLE001  (raised by `result`)
-            found = error
-        self.seconds = time.monotonic() - began
-        outcome.append(found)
 
 
 # --- reading --------------------------------------------------------------------------------------------------------------

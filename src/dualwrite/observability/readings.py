@@ -35,7 +35,7 @@ READINGS: Final = {
     "processor_partitions": "Partitions that a processor has.",
     "processor_lag_messages": "Offsets up to the end of a partition that a processor has not processed yet.",
     "processor_lag_seconds": "Age of the last message that was processed, while there are newer ones; otherwise 0.",
-    "processor_idle_seconds": "Seconds since a processor last asked for messages; it grows while a batch is processed.",
+    "processor_idle_seconds": "Seconds since a processor last asked for messages, or began an attempt at a batch.",
     "relay_shards": "Shards that a relay of this process has.",
     "relay_idle_seconds": "Seconds since a shard of a relay last looked for rows, of the slowest one; it grows in an outage.",
     "outage_open_seconds": "Seconds for which a side has not answered; 0 if it does.",

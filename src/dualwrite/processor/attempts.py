@@ -166,6 +166,7 @@ class Attempts:
 
     Attributes:
         reading: How the member reads, which errors may change.
+        active_at: When it last asked for messages, or began an attempt, by `time.monotonic`.
         timestamps: The timestamp of the last message of each partition that was processed, in milliseconds since 1970.
     """
 
@@ -187,6 +188,7 @@ class Attempts:
         self._options = options
         self.reading = Reading(options.batch)
         self.timestamps: dict[Partition, int] = {}
+        self.active_at = time.monotonic()
         self._stopped = stopped
         self._times_too_slow = 0
 
@@ -211,7 +213,7 @@ class Attempts:
         before = sys.exception()
         pause, first = self._options.pause, time.monotonic()
         while batch.messages:
-            began = time.monotonic()
+            began = self.active_at = time.monotonic()
             try:
                 content = None if instead is not None else self._content(batch)
                 with tracing.processing(self._group, batch.messages):

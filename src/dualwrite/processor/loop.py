@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, Final
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerError,
@@ -23,12 +25,15 @@ from dualwrite.kafka.topic import Topic
 from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers
 from dualwrite.observability.events import DeadLettered
+from dualwrite.observability.health import Asking, Part, ProcessorHealth, goes_on
 from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.outages import level_of
 from dualwrite.processor.attempts import Attempts, Runner, StoppedError, UnprocessableError, where
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress, how_to_reset
+from dualwrite.settings import check_seconds
 from dualwrite.stopping import StopFlag
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position
 from dualwrite.stores.store_transaction import RunAloneError
 from dualwrite.transaction import Transaction
@@ -40,6 +45,9 @@ _TURN: Final = 1.0
 
 _CHECK_INTERVAL: Final = 5.0
 """Seconds after which the positions are read again."""
+
+_MAX_POLL_INTERVAL_MS: Final = 300_000
+"""librdkafka's default."""
 
 _HEADER_PREFIX: Final = "dualwrite."
 _LONGEST_HEADER: Final = 1000
@@ -66,7 +74,8 @@ class ProcessingLoop:
         self._topics = topics
         self._progress = progress
         self._options = options
-        self._checked_at = self._turned_at = time.monotonic()
+        self._asking = Asking()
+        self._checked_at = time.monotonic()
         self._stopped = StopFlag()
         self._attempts = Attempts(group_id, settings, decoding, runner, progress, options, self._stopped)
         self._reading = self._attempts.reading
@@ -88,7 +97,7 @@ class ProcessingLoop:
         labels = {"group": self._group}
         owned, passed = consumer.owned(), consumer.passed
         yield Reading("processor_partitions", len(owned), labels)
-        yield Reading("processor_idle_seconds", time.monotonic() - self._turned_at, labels)
+        yield Reading("processor_idle_seconds", time.monotonic() - self._attempts.active_at, labels)
         for key, (first, end) in consumer.watermarks().items():
             position = self._reading.next.get(key)
             if position is None:
@@ -102,6 +111,28 @@ class ProcessingLoop:
                 yield Reading("processor_lag_seconds", 0.0, of_partition)
             elif processed_ms is not None:
                 yield Reading("processor_lag_seconds", max(time.time() - processed_ms / 1000, 0.0), of_partition)
+
+    def check(self, store: TxnStateStore | None, timeout: float) -> ProcessorHealth:
+        """See `DualProcessor.check`."""
+        check_seconds("timeout", timeout, may_be_zero=True)
+        limit, consumer = Deadline.after(timeout), self._consumer
+        asks: dict[str, Callable[[], object]] = {"kafka": partial(self._progress.ask_kafka, self._topics, timeout)}
+        if store is not None:
+            asks["database"] = store.check
+        answers = self._asking.answers(asks, limit)
+        owned = [] if consumer is None else sorted(f"{topic}-{number}" for topic, number in consumer.owned())
+        return ProcessorHealth(
+            Part(is_ok=consumer is not None, text="no" if consumer is None else "yes"),
+            answers.get("database", Part(is_ok=True, text="it has none")),
+            answers["kafka"],
+            Part(is_ok=True, text=", ".join(owned) or "none"),
+            goes_on(time.monotonic() - self._attempts.active_at, self._longest_pause),
+        )
+
+    @property
+    def _longest_pause(self) -> float:
+        """Seconds after which librdkafka takes a member that does not ask for messages out of the group."""
+        return float(self._settings.get("max.poll.interval.ms", _MAX_POLL_INTERVAL_MS)) / 1000
 
     def stop(self) -> None:
         """End `run` once the transaction in progress has ended."""
@@ -142,7 +173,7 @@ class ProcessingLoop:
     # --- one batch --------------------------------------------------------------------------------------------------------
 
     def _turn(self, consumer: GroupConsumer) -> None:
-        self._turned_at = time.monotonic()
+        self._attempts.active_at = time.monotonic()
         refused = consumer.refused
         if refused:  # retention has deleted their next messages, or their log was truncated
             self._reading.seek(consumer, self._begin(list(refused), refused))
@@ -281,6 +312,7 @@ class ProcessingLoop:
         assert consumer is not None
         pause = self._options.pause
         while True:
+            self._attempts.active_at = time.monotonic()
             try:
                 found = self._progress.begin(consumer, partitions, refused)
             except DualWriteError as error:

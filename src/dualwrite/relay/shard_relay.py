@@ -30,6 +30,7 @@ class ShardRelay:
         wake_up: Where it waits for new rows.
         error: Why its thread has ended, if that was an error that no retry would resolve.
         looked_at: When it last looked for rows, by `time.monotonic`.
+        tried_at: When it last tried to, which may have failed.
 
     Args:
         name: See above.
@@ -57,7 +58,7 @@ class ShardRelay:
         self.name = name
         self.wake_up = WakeUp()
         self.error: Exception | None = None
-        self.looked_at = time.monotonic()
+        self.looked_at = self.tried_at = time.monotonic()
         self._store = store
         self._open_writer = open_writer
         self._make_drain = make_drain
@@ -136,6 +137,7 @@ class ShardRelay:
     def _loop(self) -> None:
         poll, is_idle = self._options.poll, False
         while not self._stopping.is_set():
+            self.tried_at = time.monotonic()
             try:
                 if self._is_kafka_out:
                     self._check_kafka()
