@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 import dualwrite
 from cli.conftest import Scene
+from dualwrite import JournalLimits
 from dualwrite.cli import exported
 from dualwrite.observability.metrics import COUNTED, READ
 from dualwrite.state import PreparedTxnState
@@ -82,7 +83,7 @@ def test_what_waits_for_somebody_is_shown_without_kafka(scene: Scene, monkeypatc
         store.leases.acquire(["shop.2"], "somebody", seconds=LIMIT)
         assert store.journal is not None
         store.journal.prepare("shop")
-        store.journal.open("shop", "somebody")
+        store.journal.open("shop", "somebody", JournalLimits())
     with sa.create_engine(scene.url).begin() as connection:
         row = {"source_table": "outbox", "source_id": "1", "error_kind": "E", "error": "", "attempts": 1, "source_row": "{}"}
         connection.execute(sa.insert(dead_letter_table), {"relay": "relay.outbox", "failed_at": datetime.now(UTC), **row})

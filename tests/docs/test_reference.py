@@ -17,6 +17,7 @@ import dualwrite
 from dualwrite import cli, errors, processor, settings
 from dualwrite.cli import COMMANDS
 from dualwrite.errors import DualWriteError
+from dualwrite.testing import pytest_plugin
 from fixtures.tables import table
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -29,7 +30,7 @@ API_PAGE = (REFERENCE / "api.md").read_text(encoding="utf-8")
 def commands() -> Iterator[tuple[str, Any]]:
     """Every command that does something, by what is typed after `dualwrite`."""
     for name in COMMANDS:
-        group = typer.main.get_group(importlib.import_module(f"dualwrite.cli.{name}").app)
+        group = typer.main.get_group(importlib.import_module(f"dualwrite.cli.{name.replace('-', '_')}").app)
         if not group.commands:  # the command is the group's callback
             yield name, group
         for below, command in group.commands.items():
@@ -108,7 +109,8 @@ def test_every_environment_variable_is_named() -> None:
     assert settings.__doc__ is not None
     variables = re.findall(r"DUALWRITE_[A-Z_]+", settings.__doc__)
     limits = [f"DUALWRITE_TIMEOUT_{limit.name.upper()}" for limit in fields(dualwrite.Timeouts)]
-    for variable in (*variables, *limits, "DUALWRITE_TESTING", "DUALWRITE_FAILPOINTS"):
+    of_the_plugin = [variable for variable, _ in pytest_plugin._GIVEN.values()]
+    for variable in (*variables, *limits, *of_the_plugin, "DUALWRITE_TESTING", "DUALWRITE_FAILPOINTS"):
         assert f"`{variable}" in SETTINGS_PAGE
 
 

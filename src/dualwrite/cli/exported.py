@@ -13,9 +13,9 @@ from dualwrite.cli.needs import Need, needed
 from dualwrite.cli.options import LONGER
 from dualwrite.cli.status import StatusData
 from dualwrite.observability.metrics import Metric, prefix_of
+from dualwrite.outbox.journal_state import JournalState
 from dualwrite.recovery.decision import decide
 from dualwrite.state import TransactionDescription, TransactionStatus
-from dualwrite.stores.journal import GateStatus
 
 Values = dict[Metric, dict[tuple[str, ...], float]]
 """The values of metrics, by the values of their labels."""
@@ -41,7 +41,7 @@ IDS: Final = _gauge(
 )
 EXPIRED_SECONDS: Final = _gauge("expired_lease_seconds", "Seconds since the lease of an unresolved id has ended.", "prefix")
 TO_DO: Final = _gauge(
-    "to_do", "What waits for somebody, as `dualwrite status` says: recover, publish, acknowledge, markers.", "need"
+    "to_do", "What waits for somebody, as `dualwrite status` says: recover, publish, gone, acknowledge, markers.", "need"
 )
 LISTED: Final = _gauge("lost_transactions", "LOST and UNVERIFIED entries that are not acknowledged.", "prefix", "kind")
 OPEN: Final = _gauge(
@@ -99,7 +99,7 @@ class Stored:
     """
 
     status: StatusData
-    journals: tuple[GateStatus, ...]
+    journals: tuple[JournalState, ...]
     dead_letters: Mapping[str, int]
 
 
@@ -131,10 +131,10 @@ def of_database(found: Stored, now: float) -> Values:
     values[TO_DO] = _to_do(status, now)
     for journal in found.journals:
         of_prefix = (journal.prefix,)
-        values[GATE][of_prefix] = journal.is_open
-        values[GATE_SECONDS][of_prefix] = max(now - journal.changed_at.timestamp(), 0.0) if journal.is_open else 0.0
-        values[ENTRIES][of_prefix] = journal.entries or 0
-        values[ENTRY_BYTES][of_prefix] = journal.size or 0
+        values[GATE][of_prefix] = journal.gate.is_open
+        values[GATE_SECONDS][of_prefix] = journal.age if journal.gate.is_open else 0.0
+        values[ENTRIES][of_prefix] = journal.gate.entries or 0
+        values[ENTRY_BYTES][of_prefix] = journal.gate.size or 0
     values[STORED_DEAD_LETTERS] = {(relay,): number for relay, number in found.dead_letters.items()}
     for shown in status.positions:
         at = shown.position.updated_at
@@ -158,7 +158,10 @@ class _Prefixes:
 
 
 def _to_do(status: StatusData, now: float) -> dict[tuple[str, ...], float]:
-    found = Counter(each.need for each in needed(status.rows, status.leases, status.seen, int(now * 1000), longer_than=LONGER))
+    found = Counter(
+        each.need
+        for each in needed(status.rows, status.leases, status.seen, int(now * 1000), longer_than=LONGER, gone=status.gone)
+    )
     return {(need.value,): found[need] for need in Need}
 
 

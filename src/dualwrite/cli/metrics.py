@@ -20,12 +20,13 @@ from dualwrite.admin.facts import RUNNING
 from dualwrite.cli.exported import LATE, Cluster, Stored, Values, of_both, of_database, of_kafka, of_sides
 from dualwrite.cli.offsets import with_kafka
 from dualwrite.cli.options import Target, grouped, refuse, say, store_for
-from dualwrite.cli.status import StatusData, describe_ids, in_store, journals_of
+from dualwrite.cli.status import StatusData, describe_ids, in_store
 from dualwrite.cli.texts import error_text
 from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError, StateTableMissingError
 from dualwrite.observability.in_thread import InThread
 from dualwrite.outbox.dead_letters import counts
+from dualwrite.outbox.journal_state import JournalState, read_journals
 from dualwrite.settings import Settings
 from dualwrite.stopping import StopFlag, stopped_by_sigterm
 from dualwrite.stores.base import TxnStateStore
@@ -197,7 +198,14 @@ def read_database(settings: Settings) -> Stored:
         DualWriteError: As for the store's methods.
     """
     with store_for(settings) as store:
-        return Stored(in_store(store), journals_of(store), _dead_letters(store))
+        return Stored(in_store(store), _journals(store), _dead_letters(store))
+
+
+def _journals(store: TxnStateStore) -> tuple[JournalState, ...]:
+    try:
+        return tuple(read_journals(store))
+    except StateTableMissingError:  # the user's own migrations, for writers without a journal
+        return ()
 
 
 def _dead_letters(store: TxnStateStore) -> dict[str, int]:
@@ -228,7 +236,7 @@ def read_both(found: StatusData, settings: Settings) -> StatusData:
     Raises:
         DualWriteError: Kafka does not respond.
     """
-    known = replace(found, seen={})  # the caller may go on without it
+    known = replace(found, seen={}, gone=[])  # the caller may go on without it
     describe_ids(known, settings)
     known.positions = with_kafka(found.positions, settings) if found.positions else []
     return known

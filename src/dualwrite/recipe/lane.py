@@ -16,7 +16,7 @@ from dualwrite.errors import (
     StoreCommitFailedError,
 )
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, TransactionalProducer, TransactionCoordinator
+from dualwrite.kafka.base import Producers, TakeOverProducer, TransactionalProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers, tracing
 from dualwrite.outages import DATABASE, database_at, is_no_answer, level_of
@@ -38,7 +38,7 @@ from dualwrite.recipe.transaction_report import TransactionReport
 from dualwrite.recovery.report import GenerationOutcome, lost_error
 from dualwrite.settings import SWITCH_AFTER, Acknowledge, Timeouts
 from dualwrite.state import PreparedTxnState, ProducerKind
-from dualwrite.stores.base import StoreTransaction, TxnStateStore
+from dualwrite.stores.base import Claim, StoreTransaction, TxnStateStore
 from dualwrite.stores.journal import JournaledTransaction, is_open
 from dualwrite.transaction import OpenTransaction
 from dualwrite.transactional_id import TransactionalId
@@ -62,7 +62,7 @@ class Lane(WriterState):
         self,
         store: TxnStateStore,
         coordinator: TransactionCoordinator,
-        producers: ProducerFactory,
+        producers: Producers,
         *,
         transactional_id: str,
         number: int,
@@ -80,7 +80,7 @@ class Lane(WriterState):
         self._database = database_at(store.description, is_local=store.is_local)
         self._coordinator = coordinator
         self._timeouts = timeouts
-        self._is_two_phase = producers.kind is ProducerKind.NATIVE_TWO_PHASE
+        self._producers = producers
         self._ends_with_decision = acknowledge == "decided"
         self._lost = lost
         self._requested: PreparedTxnState | None = None
@@ -147,7 +147,8 @@ class Lane(WriterState):
             self._write_journal(self._buffer, store_transaction)
         else:
             # without two-phase commit, the remaining time is checked between the record and the COMMIT
-            record = store_transaction.record_at_commit if self._is_two_phase else store_transaction.record
+            is_two_phase = self._producers.kind is ProducerKind.NATIVE_TWO_PHASE
+            record = store_transaction.record_at_commit if is_two_phase else store_transaction.record
             record(
                 transaction.state,
                 generation=self.ownership.generation,
@@ -181,6 +182,12 @@ class Lane(WriterState):
         hit("after_kafka_commit")
 
     # --- while Kafka is down (docs/how-it-works/journal.md) -----------------------------------------------------------------
+
+    def claimed_without_kafka(self, claim: Claim) -> None:
+        """Continue with a claim for which Kafka was not asked: the lane only writes into the journal until it is recovered."""
+        self.ownership.adopt_without_kafka(claim)
+        self.advance(Event.CLAIMED)
+        self._has_claimed_again = True
 
     def make_ready_for_journal(self) -> None:
         """Before a transaction that will write into the journal: Kafka is not asked.
@@ -241,8 +248,8 @@ class Lane(WriterState):
         """The outcome of a transaction without messages at Kafka is the database's."""
         self._has_claimed_again = True
         if not database_committed:
-            raise_outcome(error, rolled_back(self.id, error))
-        report_committed(error, f"the transaction of {self._name} committed, with its messages in the journal")
+            self._raise_outcome(error, rolled_back(self.id, error))
+        self._has_committed(error, f"the transaction of {self._name} committed, with its messages in the journal")
         if self._transaction is not None:
             self._transaction.outcome = "journaled"
 
@@ -332,6 +339,8 @@ class Lane(WriterState):
         if self.phase in IN_TRANSACTION:
             past = self.phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA)
             self.advance(Event.OUTCOME_UNKNOWN if past else Event.BROKEN)
+            if self.report is not None:
+                self.report.failed(InterruptedError("an interrupt ended the transaction"), is_in_doubt=past)
         if self._store_transaction is not None:
             self._store_transaction.rollback()
         self._transaction = self._store_transaction = None
@@ -344,10 +353,8 @@ class Lane(WriterState):
             self._handle_error(error)
         except BaseException as raised:
             if self.report is not None:
-                self.report.failed(raised)
+                self.report.failed(raised, is_in_doubt=self.phase is Phase.IN_DOUBT)
             raise
-        if self.report is not None and self._transaction is not None:
-            self.report.committed(self._transaction.outcome or "published", was_in_doubt=True)
 
     def _handle_error(self, error: BaseException) -> None:
         phase = self.phase
@@ -451,14 +458,14 @@ class Lane(WriterState):
             self.advance(Event.FENCED)
             kafka_id = self.ownership.kafka_transactional_id
             if not has_committed_on_both_sides(self._coordinator, kafka_id, state, database_committed=database_committed):
-                raise_outcome(error, in_doubt(self.id, state, fenced, database_committed=database_committed))
+                self._raise_outcome(error, in_doubt(self.id, state, fenced, database_committed=database_committed))
             outcome = (
                 f"the transaction of {self._name} committed on both sides; another writer or recoverer then claimed the id"
             )
-            report_committed(error, outcome)
+            self._has_committed(error, outcome)
             return
         except DualWriteError as unresolved:
-            raise_outcome(error, in_doubt(self.id, state, unresolved, database_committed=database_committed))
+            self._raise_outcome(error, in_doubt(self.id, state, unresolved, database_committed=database_committed))
         if self._buffer is not None:
             self._resolved_journaled(error, database_committed=database_committed)
             return
@@ -472,13 +479,25 @@ class Lane(WriterState):
             log.log(level_of(starting), "starting a new producer is postponed: %s", starting, transactional_id=self.id)
             postponed = starting
         if not database_committed:
-            raise_outcome(error, rolled_back(self.id, error))
+            self._raise_outcome(error, rolled_back(self.id, error))
         lost = self._lost_error(outcome for outcome in outcomes if (outcome.generation, outcome.state) == (generation, state))
         if lost is not None:
             if self._lost is not None and postponed is not None:  # it is not final
-                raise_outcome(error, not_published_yet(self.id, state, postponed))
-            raise_outcome(error, lost)
-        report_committed(error, f"the transaction of {self._name} committed on both sides")
+                self._raise_outcome(error, not_published_yet(self.id, state, postponed))
+            self._raise_outcome(error, lost)
+        self._has_committed(error, f"the transaction of {self._name} committed on both sides")
+
+    def _raise_outcome(self, error: BaseException, outcome: DualWriteError) -> NoReturn:
+        """Report the outcome of a transaction whose end was unknown, and raise it; see `raise_outcome`."""
+        if self.report is not None:
+            self.report.failed(outcome)
+        raise_outcome(error, outcome)
+
+    def _has_committed(self, error: BaseException, what: str) -> None:
+        """Report that the transaction has committed, despite the error; see `report_committed`."""
+        if self.report is not None:
+            self.report.committed("published" if self._buffer is None else "journaled", was_in_doubt=True)
+        report_committed(error, what)
 
     def _note_outage(self, error: BaseException) -> None:
         """If Kafka does not answer, the next transactions go through the journal."""
@@ -554,9 +573,11 @@ class Lane(WriterState):
         try:
             self.ownership.drop_producer()
             if phase in MUST_RECOVER or (phase is Phase.READY and uncertain):
-                is_lost = self._journal is not None and self._journal.is_lost
-                with self.ownership.limited(min(limit, RENEWAL_LIMIT) if is_lost else limit):
-                    self._resolve_before_closing()
+                if self._journal is not None and self._journal.is_lost:  # its callers know what became of their units
+                    log.info("closing while Kafka is down; recovery resolves what is left", transactional_id=self.id)
+                else:
+                    with self.ownership.limited(limit):
+                        self._resolve_before_closing()
             elif phase is Phase.READY:
                 self.ownership.clear_row()
         finally:
@@ -578,9 +599,6 @@ class Lane(WriterState):
         except FencedError as fenced:
             log.warning("closing: %s", fenced, transactional_id=self.id)
         except DualWriteError as error:
-            if self._journal is not None and self._journal.is_lost:  # its callers know what became of their units
-                log.info("closing while Kafka is down; recovery resolves what is left: %s", error, transactional_id=self.id)
-                return
             raise InDoubtTransactionError(
                 "The writer is closed, but its last transaction could not be resolved.",
                 transactional_id=self.id,
