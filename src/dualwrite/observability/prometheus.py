@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 __all__ = ["install", "uninstall"]
+
+log: Final = logging.getLogger(__name__)
 
 _REFRESH: Final = 5.0
 """Seconds between two readings with several processes, which write them into files."""
@@ -139,8 +142,12 @@ class _ReadingsInFiles:
         }
         self._written: set[tuple[Metric, tuple[str, ...]]] = set()
         self._stopping = threading.Event()
+        self._writing = threading.Lock()
         self._start()
-        os.register_at_fork(after_in_child=self._start)
+        # no fork while the thread has locks of prometheus_client, which nobody would release in the child
+        os.register_at_fork(
+            before=self._writing.acquire, after_in_parent=self._writing.release, after_in_child=self._start_in_child
+        )
 
     def remove(self, registry: CollectorRegistry) -> None:
         """Remove them, and end the thread."""
@@ -152,9 +159,20 @@ class _ReadingsInFiles:
         if not self._stopping.is_set():
             threading.Thread(target=self._run, name="dualwrite readings", daemon=True).start()
 
+    def _start_in_child(self) -> None:
+        self._writing.release()
+        self._start()
+
     def _run(self) -> None:
+        has_failed = False
         while True:
-            self._write()
+            try:
+                with self._writing:
+                    self._write()
+            except Exception:  # a full disk, for example: the next time may succeed
+                if not has_failed:
+                    log.exception("the gauges could not be written; this is logged once")
+                has_failed = True
             if self._stopping.wait(_REFRESH):
                 return
 
