@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager
@@ -14,11 +15,15 @@ from typing import Any, Final
 
 import psycopg
 from confluent_kafka import KafkaException, Producer
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
 from psycopg_pool import AsyncConnectionPool
 from sqlalchemy import create_engine, make_url
 
 import dualwrite
 from dualwrite import aio
+from dualwrite.observability import Event, observing, otel_metrics, prometheus
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.engines import KEPT_CONNECTIONS
 from orders import INSERT_OUTBOX, INSERT_OUTBOX_SQL, INSERT_SQL, Order, debit_and_insert, insert_core, insert_psycopg
@@ -37,7 +42,13 @@ OWN: Final = "own"
 POOL: Final = "pool"
 DECIDED: Final = "pool-decided"
 ALTERNATIVES: Final = (PLAIN, NAIVE, OUTBOX, WRITERS, OWN, POOL, DECIDED)
-POOLS: Final = (OWN, POOL, DECIDED)
+COUNTED: Final = "pool-counted"
+PROMETHEUS: Final = "pool-prometheus"
+OTEL: Final = "pool-otel"
+OBSERVED: Final = (COUNTED, PROMETHEUS, OTEL)
+"""The pool, with what observes it."""
+
+POOLS: Final = (OWN, POOL, DECIDED, *OBSERVED)
 TITLES: Final = {
     PLAIN: "plain commit",
     NAIVE: "commit, then produce",
@@ -46,6 +57,9 @@ TITLES: Final = {
     OWN: "pool.transaction()",
     POOL: "pool",
     DECIDED: 'pool, "decided"',
+    COUNTED: "an observer that counts",
+    PROMETHEUS: "metrics, Prometheus",
+    OTEL: "metrics, OpenTelemetry",
 }
 _LIMIT: Final = 60.0
 _POLL: Final = 0.1
@@ -167,6 +181,30 @@ def _arguments(case: Case, target: Target) -> dict[str, Any]:
     return {"prefix": "benchmark-pool", "kafka": target.kafka, "settings": target.settings, "options": options, **size}
 
 
+@contextmanager
+def _observed(case: Case) -> Iterator[None]:
+    """Install what observes the pool, in this process."""
+    if case.alternative == COUNTED:
+        counted: Counter[type[Event]] = Counter()
+        with observing(lambda event: counted.update((type(event),))):
+            yield
+        if not counted:
+            raise RuntimeError("the observer has got no events")
+    elif case.alternative == PROMETHEUS:
+        registry = CollectorRegistry()
+        prometheus.install(registry)
+        yield
+        prometheus.uninstall(registry)
+    elif case.alternative == OTEL:
+        provider = MeterProvider(metric_readers=[InMemoryMetricReader()])
+        otel_metrics.install(provider)
+        yield
+        otel_metrics.uninstall(provider)
+        provider.shutdown()
+    else:
+        yield
+
+
 # --- threads ------------------------------------------------------------------------------------------------------------------
 
 
@@ -190,6 +228,7 @@ def for_threads(case: Case, target: Target, callers: range) -> Iterator[Opened]:
 
             yield Opened(place)
         elif case.alternative in POOLS:
+            opened.enter_context(_observed(case))
             store = opened.enter_context(closing(_store(case, target)))
             pool = opened.enter_context(dualwrite.create_pool(store, **_arguments(case, target)))
 

@@ -36,14 +36,20 @@ _PLACE: Final = ("RTT ms", "callers are", "handle", "callers", "alternative")
 Points = Sequence[list[Case]]
 """For each point, the alternatives that are measured there."""
 
+Rounds = Sequence[Sequence[Figures]]
+"""The figures of each round."""
 
-def compare(points: Points, options: argparse.Namespace, *, warm_up: bool = True) -> int:
+
+def compare(
+    points: Points, options: argparse.Namespace, *, warm_up: bool = True, shown: Callable[[Rounds], list[str]] | None = None
+) -> int:
     """Measure, verify, print; returns the exit code.
 
     Args:
         points: What to measure.
         options: The command line's.
         warm_up: Whether each alternative is measured once more before, where it has most callers.
+        shown: Makes what is printed of the rounds; by default the table with all figures.
     """
     every = [case for point in points for case in point]
     has_network = any(case.round_trip for case in every)
@@ -60,7 +66,7 @@ def compare(points: Points, options: argparse.Namespace, *, warm_up: bool = True
         return _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
-    print("\n\n".join([heading(around), *_report(rounds)]))
+    print("\n\n".join([heading(around), *_report(rounds, shown or _with_all_figures)]))
     if options.json is not None:
         _write(options.json, around, rounds)
     return 0
@@ -88,14 +94,17 @@ def _rounds(bench: Bench, points: Points, number: int, seconds: float) -> Iterab
         yield found
 
 
-def _report(rounds: list[list[Figures]]) -> list[str]:
+def _report(rounds: list[list[Figures]], shown: Callable[[Rounds], list[str]]) -> list[str]:
     verified = sum(each.verified for found in rounds for each in found)
-    parts = [_EXPLAINED.format(rounds=len(rounds)), rates(rounds)]
-    parts.append(f"Verified: {verified:,} messages against their rows, one by one.")
+    parts = [*shown(rounds), f"Verified: {verified:,} messages against their rows, one by one."]
     return [*parts, *(["WARNING: fewer than 3 rounds: don't quote these figures."] if len(rounds) <= _FEW_ROUNDS else [])]
 
 
-def rates(rounds: Sequence[Sequence[Figures]]) -> str:
+def _with_all_figures(rounds: Rounds) -> list[str]:
+    return [_EXPLAINED.format(rounds=len(rounds)), rates(rounds)]
+
+
+def rates(rounds: Rounds) -> str:
     """The table of rates, latencies and costs."""
     points = dict.fromkeys(each.case.point for each in rounds[0])
     measured = {(each.case.point, each.case.alternative) for each in rounds[0]}

@@ -114,6 +114,19 @@ def show_order(order_id: str, shop: ShopDependency) -> Order:
     return Order(**row)
 
 
+@app.get("/health/live")
+async def live() -> dict[str, bool]:
+    """For a liveness probe: the process answers. An outage of Kafka or the database must not restart it."""
+    return {"alive": True}
+
+
+@app.get("/health/ready")
+def ready(shop: ShopDependency) -> JSONResponse:
+    """For a readiness probe: orders can be written now. A plain `def`: it also fails if all threads are waiting."""
+    health = shop.pool.check(timeout=2)
+    return JSONResponse(health.record(), status.HTTP_200_OK if health.is_ready else status.HTTP_503_SERVICE_UNAVAILABLE)
+
+
 @app.exception_handler(dualwrite.DualWriteError)
 def error_response(_: Request, error: dualwrite.DualWriteError) -> JSONResponse:
     """Report "in doubt" separately: the client checks GET /orders/{id} later, or sends the order again, which is safe."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, overload
 
@@ -253,6 +253,10 @@ def create_pool(
     def recoverer() -> Recoverer:
         return open_recoverer(store, kafka=kafka, settings=chosen.with_changes(**connecting), timeouts=pool_timeouts)
 
+    def ask_kafka(ids: list[str], seconds: float) -> object:
+        with closing(WireTransactionCoordinator(KafkaConfig.over(kafka, chosen.kafka), timeout=seconds)) as coordinator:
+            return coordinator.describe_all(ids) if ids else coordinator.cluster_id()
+
     with ExitStack() as opened:
         if store is not database:
             opened.callback(store.close)
@@ -269,6 +273,7 @@ def create_pool(
             options=options,
             owns_store=store is not database,
             keeper=keeper,
+            ask_kafka=ask_kafka,
         )
         opened.pop_all()
         opened.push(pool)

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -30,6 +31,7 @@ from dualwrite.errors import (
 from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers
 from dualwrite.observability.events import OutageBegan, OutageEnded
+from dualwrite.observability.readings import Reading, add_source, side_of
 
 log = SubjectLogger(__name__)
 
@@ -135,6 +137,11 @@ class Side:
             if self._answered is None and kind in self._kinds:
                 self._answered = time.monotonic()
 
+    def readings(self) -> Iterator[Reading]:
+        """How long it has not answered, for `dualwrite.observability.current_readings`."""
+        began = self.began
+        yield Reading("outage_open_seconds", 0.0 if began is None else time.monotonic() - began, {"side": side_of(self._name)})
+
     # --- for Call and the thread ------------------------------------------------------------------------------------------
 
     def ended(self, call: Call, error: BaseException | None) -> None:
@@ -236,6 +243,7 @@ class _Watch:
             found = self._sides.get(name)
             if found is None:
                 found = self._sides[name] = Side(name, is_local=is_local)
+                add_source(found)
             return found
 
     def wake(self) -> None:

@@ -131,6 +131,11 @@ class DualWriter(Generic[H]):
         return self._id
 
     @property
+    def kafka_transactional_ids(self) -> tuple[str, ...]:
+        """The ids of its lanes as Kafka sees them, with their current generations."""
+        return tuple(lane.ownership.kafka_transactional_id for lane in self._lanes)
+
+    @property
     def phase(self) -> Phase:
         """The writer's phase. If its lanes differ, the phase of the lane that the next transaction would wait for."""
         return self._lanes.phase

@@ -65,6 +65,18 @@ def test_tasks_and_sqlalchemy(broker: DevCluster, postgres_url: str, handle: str
         )
 
 
+@pytest.mark.soak  # in CI: the pool
+def test_what_metrics_cost(broker: DevCluster, postgres_url: str) -> None:
+    short = ("--quick", "--seconds", 0.2, "--callers", 2, "--url", postgres_url, "--kafka", broker.bootstrap_servers)
+
+    done = run_benchmark("observability.py", *short)
+
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout, 5)
+    for title in ("nothing", "an observer that counts", "metrics, Prometheus", "metrics, OpenTelemetry"):
+        assert number(rows[title][0]) > 0
+
+
 @pytest.mark.soak  # in CI: the pool, which shares all but the processes and the accounts
 def test_the_recipe_and_its_alternatives(broker: DevCluster, postgres_url: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"

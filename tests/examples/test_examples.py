@@ -23,7 +23,7 @@ import dualwrite
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
-from fixtures.pace import LIMIT
+from fixtures.pace import LIMIT, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -139,6 +139,14 @@ def test_an_order_is_a_row_and_an_event(
     assert (answer.status_code, answer.json()) == (201, order(1))
     assert client.get("/orders/001").json() == order(1)
     assert [json.loads(value or b"") for value in committed(topic)] == [order(1)]
+
+
+def test_probes_of_a_running_service(shop: tuple[TestClient, str]) -> None:
+    client, _ = shop
+    assert client.get("/health/live").status_code == 200
+    answer = until(lambda: found if (found := client.get("/health/ready")).status_code == 200 else None)
+    assert answer.json()["ready"] is True
+    assert answer.json()["kafka"]["ok"] is True
 
 
 def test_an_order_that_cannot_be_written_sends_nothing(

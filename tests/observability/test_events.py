@@ -181,7 +181,7 @@ def test_a_group_reports_its_size_and_the_end_of_each_unit(scene: Scene, events:
 def test_a_pool_can_be_read_while_it_exists(scene: Scene) -> None:
     with open_pool(scene, size=2):
         found = {each.name: each.value for each in current_readings() if each.labels == {"prefix": scene.transactional_id}}
-        assert found == {"pool_writers": 2, "pool_busy_writers": 0, "pool_waiting_calls": 0}
+        assert found == {"pool_writers": 2, "pool_busy_writers": 0, "pool_waiting_calls": 0, "pool_leases": 2}
         assert found.keys() <= READINGS.keys()
     assert not [each for each in current_readings() if each.labels == {"prefix": scene.transactional_id}]
 

@@ -1124,6 +1124,31 @@ PROMISES: Final = (
         "if self.report is not None:",
         ("observability/test_events.py::test_an_interrupt_after_the_request_changes_nothing",),
     ),
+    # --- metrics and probes ---------------------------------------------------------------------------------------------------
+    Removal(
+        "a scrape is answered while a side does not answer",
+        "observability/in_thread.py",
+        "self._thread.join(deadline.left)",
+        "self._thread.join()",
+        (
+            "cli/test_metrics_command.py::test_a_side_that_does_not_answer_is_down_and_the_scrape_is_answered",
+            "observability/test_checks.py::test_what_does_not_answer_is_asked_once",
+        ),
+    ),
+    Removal(
+        "a pool with a journal is ready while Kafka is down",
+        "observability/health.py",
+        'if name != "kafka" or self.needs_kafka',
+        "",
+        ("observability/test_checks.py::test_a_pool_with_a_journal_is_ready_without_kafka",),
+    ),
+    Removal(
+        "an outage does not make a processor dead",
+        "processor/attempts.py",
+        "began = self.active_at = time.monotonic()",
+        "began = time.monotonic()",
+        ("observability/test_checks.py::test_a_batch_that_is_tried_again_goes_on",),
+    ),
     # --- the kit for users' tests ---------------------------------------------------------------------------------------------
     Removal(
         "a fake refuses statements that end the transaction, as the real one does",

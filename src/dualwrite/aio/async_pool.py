@@ -21,6 +21,7 @@ from dualwrite.api import PoolArguments
 from dualwrite.api import create_pool as create_writer_pool
 from dualwrite.deadline import Deadline
 from dualwrite.errors import NestedTransactionError, UsageError
+from dualwrite.observability.health import CHECK_LIMIT, PoolHealth
 from dualwrite.observability.readings import Reading
 from dualwrite.opening import Database
 from dualwrite.pool.pool import BoundPool, WriterPool
@@ -272,6 +273,10 @@ class AsyncWriterPool(Generic[A]):
     def readings(self) -> Iterator[Reading]:
         """Its size and its queue; see `WriterPool.readings`."""
         return self._pool.readings()
+
+    async def check(self, timeout: float = CHECK_LIMIT) -> PoolHealth:  # noqa: ASYNC109  (it is the limit of the two sides)
+        """Whether the pool can write now, for probes; see `WriterPool.check`."""
+        return await asyncio.to_thread(self._pool.check, timeout)
 
     @property
     def options(self) -> PoolOptions:

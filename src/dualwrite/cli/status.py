@@ -43,7 +43,7 @@ from dualwrite.recovery.lost import found_in_log
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.state import TransactionDescription, TransactionStatus
-from dualwrite.stores.base import LostTransaction, StateRow
+from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
 from dualwrite.stores.leases import Lease
 from dualwrite.stores.rows import proven_lost
 from dualwrite.transactional_id import LANE_MARK, TransactionalId
@@ -204,27 +204,32 @@ def logical(row: StateRow) -> str:
 def in_database(settings: Settings, prefix: str) -> StatusData:
     """What the database contains of the ids, leases, jobs and groups that begin with the prefix."""
     with store_for(settings) as store:
-        rows = [row for row in map(store.read, ids_with_lanes(store, prefix=prefix)) if row is not None]
-        rows.sort(key=lambda row: (in_natural_order(logical(row)), TransactionalId.of_row(row.transactional_id).lane))
-        leases = [] if store.leases is None else store.leases.entries(prefix)
-        leases.sort(key=lambda lease: in_natural_order(lease.transactional_id))
-        others = 0 if rows or not prefix else len({TransactionalId.of_row(name).logical for name in store.list()})
-        return StatusData(
-            store.description,
-            rows,
-            {each.transactional_id: each for each in leases},
-            sorted(jobs_of(store, prefix), key=lambda job: in_natural_order(job.prefix)),
-            shown_of(store, prefix),
-            others,
-            open_journals(store, prefix),
-        )
+        return in_store(store, prefix)
+
+
+def in_store(store: TxnStateStore, prefix: str = "") -> StatusData:
+    """The same, of a store that is open."""
+    rows = [row for row in map(store.read, ids_with_lanes(store, prefix=prefix)) if row is not None]
+    rows.sort(key=lambda row: (in_natural_order(logical(row)), TransactionalId.of_row(row.transactional_id).lane))
+    leases = [] if store.leases is None else store.leases.entries(prefix)
+    leases.sort(key=lambda lease: in_natural_order(lease.transactional_id))
+    others = 0 if rows or not prefix else len({TransactionalId.of_row(name).logical for name in store.list()})
+    return StatusData(
+        store.description,
+        rows,
+        {each.transactional_id: each for each in leases},
+        sorted(jobs_of(store, prefix), key=lambda job: in_natural_order(job.prefix)),
+        shown_of(store, prefix),
+        others,
+        open_journals(store, prefix),
+    )
 
 
 def read_from_kafka(found: StatusData, settings: Settings) -> BrokerError | None:
     """Add what Kafka reports. The first error ends this, since each further step would wait for its whole time limit."""
     found.unread = ["states of ids", "ends of partitions", "transactions of other databases"]
     try:
-        _describe(found, settings)
+        describe_ids(found, settings)
         del found.unread[0]
         found.positions = with_kafka(found.positions, settings) if found.positions else []
         del found.unread[0]
@@ -235,7 +240,12 @@ def read_from_kafka(found: StatusData, settings: Settings) -> BrokerError | None
     return None
 
 
-def _describe(found: StatusData, settings: Settings) -> None:
+def describe_ids(found: StatusData, settings: Settings) -> None:
+    """Add what the coordinators report about the ids.
+
+    Raises:
+        BrokerError: Kafka does not respond.
+    """
     if not found.rows:
         return
     with coordinator_for(settings) as coordinator:

@@ -27,12 +27,25 @@ READINGS: Final = {
     "pool_writers": "Writers of a pool that can be used now.",
     "pool_busy_writers": "Writers of a pool that have a transaction.",
     "pool_waiting_calls": "Calls that wait for a group of a pool.",
+    "pool_leases": "Ids that a pool has leased.",
     "journal_open": "1 while messages go into the journal, otherwise 0.",
-    "processor_lag_messages": "Messages of a partition that a processor has not processed yet.",
-    "processor_lag_seconds": "Age of the last message that a processor has processed, while there are newer ones.",
+    "journal_messages": "Messages in the journal, when they were counted last; absent while it is closed.",
+    "journal_bytes": "Bytes of these messages.",
+    "journal_age_seconds": "Seconds since messages began to go into the journal; absent while it is closed.",
+    "processor_partitions": "Partitions that a processor has.",
+    "processor_lag_messages": "Offsets up to the end of a partition that a processor has not processed yet.",
+    "processor_lag_seconds": "Age of the last message that was processed, while there are newer ones; otherwise 0.",
+    "processor_idle_seconds": "Seconds since a processor last asked for messages, or began an attempt at a batch.",
     "relay_shards": "Shards that a relay of this process has.",
+    "relay_idle_seconds": "Seconds since a shard of a relay last looked for rows, of the slowest one; it grows in an outage.",
+    "outage_open_seconds": "Seconds for which a side has not answered; 0 if it does.",
 }
 """All readings, and what each means."""
+
+
+def side_of(name: str) -> str:
+    """The value of a label `side` for a side of `dualwrite.outages`."""
+    return "kafka" if name.startswith("Kafka") else "database"
 
 
 class Source(Protocol):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from dualwrite.errors import DualWriteError, FencedError
 from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.observability.readings import Reading
 from dualwrite.outages import level_of
 from dualwrite.outbox.journal_drain import DrainLease, JournalDrain, drainer_id
 from dualwrite.recipe.journaling import Journal
+from dualwrite.stores.journal import GateStatus
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.writer import DualWriter
 
@@ -59,6 +61,7 @@ class JournalKeeper:
         self._drain: JournalDrain | None = None
         self._lease = DrainLease(leases, journal.prefix, journal.owner)
         self._next_count = 0.0
+        self._counted: GateStatus | None = None
         self._pause = _TICK
         self._thread = threading.Thread(target=self._run, name=f"dualwrite journal {journal.prefix}", daemon=True)
 
@@ -66,6 +69,16 @@ class JournalKeeper:
     def is_open(self) -> bool:
         """Whether messages go into the journal, as far as this process knows."""
         return self._journal.is_open
+
+    def readings(self) -> Iterator[Reading]:
+        """Whether the journal is open, and what it contained when that was counted last."""
+        labels = {"prefix": self._journal.prefix}
+        yield Reading("journal_open", self.is_open, labels)
+        counted = self._counted
+        if counted is not None and self.is_open:
+            yield Reading("journal_messages", counted.entries or 0, labels)
+            yield Reading("journal_bytes", counted.size or 0, labels)
+            yield Reading("journal_age_seconds", max(time.time() - counted.changed_at.timestamp(), 0.0), labels)
 
     def start(self) -> None:
         """Start the thread."""
@@ -129,6 +142,7 @@ class JournalKeeper:
             return
         self._journal.note(status.epoch)
         if counts:
+            self._counted = status
             took = time.monotonic() - now
             self._next_count = time.monotonic() + max(1.0, _SHARE * took)
             self._journal.full = self._journal.limits.reached(status, time.time())

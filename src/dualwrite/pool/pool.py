@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 from dualwrite.deadline import Deadline, Limit, check_may_block
 from dualwrite.errors import DualWriteError, FencedError, NestedTransactionError, PoolTimeoutError, UsageError
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability.health import CHECK_LIMIT, Asking, Part, PoolHealth, goes_on
 from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.outages import database_at
 from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls, in_callback
@@ -143,6 +144,7 @@ class WriterPool(Generic[H]):
         options: How the pool groups units, and when its calls return.
         owns_store: Whether `close` closes the store.
         keeper: Looks after the journal of the prefix, if the writers have one; not started yet.
+        ask_kafka: Asks the coordinators about ids, as Kafka sees them, within some seconds; raises if they don't answer.
 
     Raises:
         ConfigurationError: `acknowledge="decided"` without two-phase commit, or `size` is out of range.
@@ -160,9 +162,12 @@ class WriterPool(Generic[H]):
         options: PoolOptions | None = None,
         owns_store: bool = False,
         keeper: JournalKeeper | None = None,
+        ask_kafka: Callable[[list[str], float], object] | None = None,
     ) -> None:
         self._options = options or PoolOptions()
         self._keeper = keeper
+        self._ask_kafka = ask_kafka
+        self._asking = Asking()
         if size is not None:
             self._options.check_size(size)
         self._prefix = prefix
@@ -254,8 +259,39 @@ class WriterPool(Generic[H]):
         yield Reading("pool_writers", self.size, labels)
         yield Reading("pool_busy_writers", len(self._writers.doing()), labels)
         yield Reading("pool_waiting_calls", self.waiting, labels)
+        if isinstance(self._ids, LeasedIds):
+            yield Reading("pool_leases", len(self._ids.held), labels)
         if self._keeper is not None:
-            yield Reading("journal_open", self._keeper.is_open, labels)
+            yield from self._keeper.readings()
+
+    def check(self, timeout: float = CHECK_LIMIT) -> PoolHealth:
+        """Whether the pool can write now, for probes: asks the database and Kafka's coordinators at the same time.
+
+        It writes nothing and waits for no unit. If a side does not answer, that is a part of the result, not an error.
+
+        Args:
+            timeout: Seconds within which it returns.
+
+        Raises:
+            ConfigurationError: The time limit is not a number of seconds from 0 to 1000000.
+        """
+        limit = Deadline.after(self._seconds(timeout))
+        ask_kafka, ids = self._ask_kafka, self._writers.kafka_ids()
+        asks: dict[str, Callable[[], object]] = {"database": self._store.check}
+        if ask_kafka is not None:
+            asks["kafka"] = lambda: ask_kafka(ids, limit.seconds)
+        answers = self._asking.answers(asks, limit)
+        names, busy = self.transactional_ids, self._writers.busy_for()
+        usable = f"{len(names)} writers ({', '.join(sorted(names))}), {len(busy)} busy" if names else "none can be used"
+        is_usable = bool(names) and not self._is_closed
+        shortest = min(busy, default=0.0) if self.waiting and len(busy) >= len(names) else 0.0
+        return PoolHealth(
+            answers["database"],
+            answers.get("kafka", Part(is_ok=True, text="not asked")),
+            Part(is_ok=is_usable, text="the pool is closed" if self._is_closed else usable),
+            goes_on(shortest, self._options.timeout),
+            needs_kafka=self._keeper is None,
+        )
 
     @property
     def options(self) -> PoolOptions:

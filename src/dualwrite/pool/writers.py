@@ -110,6 +110,15 @@ class Writers:
         """What each writer is doing, and for how many seconds."""
         return tuple(_what(each) for each in list(self._doing.values()))
 
+    def busy_for(self) -> tuple[float, ...]:
+        """For how many seconds each writer that is checked out has been doing the same thing."""
+        now = time.monotonic()
+        return tuple(now - since for _, since in list(self._doing.values()))
+
+    def kafka_ids(self) -> list[str]:
+        """The ids of all lanes of the writers, as Kafka sees them."""
+        return [name for writer in list(self._usable.values()) for name in writer.kafka_transactional_ids]
+
     def _acquire(self, doing: str, deadline: Deadline | None) -> DualWriter[Any]:
         while True:
             try:

@@ -13,6 +13,7 @@ from dualwrite.aio.async_transaction import A, AsyncTransaction, plain
 from dualwrite.errors import AfterCommitError, FencedError
 from dualwrite.kafka.topic import K, ReadableTopic, V
 from dualwrite.observability import tracing
+from dualwrite.observability.health import CHECK_LIMIT, ProcessorHealth
 from dualwrite.processor.attempts import Content, Runner, StoppedError
 from dualwrite.processor.decoded import Received
 from dualwrite.processor.options import ProcessorOptions
@@ -106,12 +107,17 @@ class AsyncDualProcessor:
         options = options or ProcessorOptions()
         check_journal(pool.options.when_kafka_is_down, options)
         self._runner = _LoopRunner(pool, handle_batch or _each(handle), alone=options.offsets == "kafka")
+        self._store = pool.store
         self._loop = make_loop(self._runner, pool.store, consumer, topics, options)
 
     @property
     def positions(self) -> Mapping[Partition, Position]:
         """The positions of the partitions that are assigned now, as far as this processor knows them."""
         return self._loop.positions
+
+    async def check(self, timeout: float = CHECK_LIMIT) -> ProcessorHealth:  # noqa: ASYNC109  (it is the limit of the sides)
+        """Whether the processor works, for probes; see `DualProcessor.check`."""
+        return await asyncio.to_thread(self._loop.check, self._store, timeout)
 
     def stop(self) -> None:
         """End `run` once the transaction in progress has ended. May be called from any thread, and from a signal handler."""

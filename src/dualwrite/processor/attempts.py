@@ -36,7 +36,7 @@ from dualwrite.errors import (
     causes_of,
 )
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
-from dualwrite.kafka.librdkafka.group_offsets import Batch, fields_of, name_of
+from dualwrite.kafka.librdkafka.group_offsets import Batch, fields_of, name_of, partition_of
 from dualwrite.kafka.topic import Topic
 from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.observability import observers, tracing
@@ -182,6 +182,8 @@ class Attempts:
 
     Attributes:
         reading: How the member reads, which errors may change.
+        active_at: When it last asked for messages, or began an attempt, by `time.monotonic`.
+        timestamps: The timestamp of the last message of each partition that was processed, in milliseconds since 1970.
     """
 
     def __init__(
@@ -201,12 +203,15 @@ class Attempts:
         self._progress = progress
         self._options = options
         self.reading = Reading(options.batch)
+        self.timestamps: dict[Partition, int] = {}
+        self.active_at = time.monotonic()
         self._stopped = stopped
         self._times_too_slow = 0
 
     def begin(self) -> None:
         """Forget what the batches of an earlier run have shown."""
         self.reading.most, self._times_too_slow = self._options.batch, 0
+        self.timestamps = {}
 
     def run(self, consumer: GroupConsumer, batch: Batch, *, instead: Finish | None = None) -> bool:
         """Run a transaction until it has committed, or no partition of the batch is still assigned, or `stop` was called.
@@ -224,7 +229,7 @@ class Attempts:
         before = sys.exception()
         pause, first = self._options.pause, time.monotonic()
         while batch.messages:
-            began = time.monotonic()
+            began = self.active_at = time.monotonic()
             try:
                 content = None if instead is not None else self._content(batch)
                 with tracing.processing(self._group, batch.messages):
@@ -267,7 +272,18 @@ class Attempts:
         if was_retried:
             log.info("the batch is committed, %.1f s after its first attempt", seconds, group_id=self._group)
         self.reading.next |= batch.after
+        self._note_timestamps(batch)
         self._progress.moved(consumer, batch)
+
+    def _note_timestamps(self, batch: Batch) -> None:
+        missing = set(batch.after)
+        for message in reversed(batch.messages):  # the last ones of all partitions are soon found
+            key = partition_of(message)
+            if key in missing:
+                missing.remove(key)
+                self.timestamps[key] = message.timestamp()[1]
+            if not missing:
+                return
 
     def _rest_after(
         self, error: Exception, verdict: Verdict, consumer: GroupConsumer, batch: Batch, *, pause: float, seconds: float

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, Final
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerError,
@@ -23,12 +25,16 @@ from dualwrite.kafka.topic import Topic
 from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers
 from dualwrite.observability.events import DeadLettered
+from dualwrite.observability.health import Asking, Part, ProcessorHealth, goes_on
+from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.outages import level_of
 from dualwrite.processor.attempts import Attempts, Runner, StoppedError, UnprocessableError, where
 from dualwrite.processor.dead_letters import dead_letter_headers
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress, how_to_reset
+from dualwrite.settings import check_seconds
 from dualwrite.stopping import StopFlag
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position
 from dualwrite.stores.store_transaction import RunAloneError
 from dualwrite.transaction import Transaction
@@ -40,6 +46,9 @@ _TURN: Final = 1.0
 
 _CHECK_INTERVAL: Final = 5.0
 """Seconds after which the positions are read again."""
+
+_MAX_POLL_INTERVAL_MS: Final = 300_000
+"""librdkafka's default."""
 
 
 class ProcessingLoop:
@@ -63,6 +72,7 @@ class ProcessingLoop:
         self._topics = topics
         self._progress = progress
         self._options = options
+        self._asking = Asking()
         self._checked_at = time.monotonic()
         self._stopped = StopFlag()
         self._attempts = Attempts(group_id, settings, decoding, runner, progress, options, self._stopped)
@@ -77,6 +87,51 @@ class ProcessingLoop:
         consumer = self._consumer
         owned = {} if consumer is None else consumer.owned()
         return {key: position for key, position in self._progress.known().items() if key in owned}
+
+    def readings(self) -> Iterator[Reading]:
+        """Its partitions and its lag, for `dualwrite.observability.current_readings`; without a request."""
+        consumer = self._consumer
+        if consumer is None:
+            return
+        labels = {"group": self._group}
+        owned, passed = consumer.owned(), consumer.passed
+        yield Reading("processor_partitions", len(owned), labels)
+        yield Reading("processor_idle_seconds", time.monotonic() - self._attempts.active_at, labels)
+        for key, (first, end) in consumer.watermarks().items():
+            position = self._reading.next.get(key)
+            if position is None:
+                continue
+            polled, read_to = passed.get(key, (end, position))
+            lag = end - max(read_to if polled <= position else position, first)  # only markers are between polled and read_to
+            of_partition = {**labels, "topic": key[0], "partition": str(key[1])}
+            yield Reading("processor_lag_messages", max(lag, 0), of_partition)
+            processed_ms = self._attempts.timestamps.get(key)
+            if lag <= 0:
+                yield Reading("processor_lag_seconds", 0.0, of_partition)
+            elif processed_ms is not None:
+                yield Reading("processor_lag_seconds", max(time.time() - processed_ms / 1000, 0.0), of_partition)
+
+    def check(self, store: TxnStateStore | None, timeout: float) -> ProcessorHealth:
+        """See `DualProcessor.check`."""
+        check_seconds("timeout", timeout, may_be_zero=True)
+        limit, consumer = Deadline.after(timeout), self._consumer
+        asks: dict[str, Callable[[], object]] = {"kafka": partial(self._progress.ask_kafka, self._topics, timeout)}
+        if store is not None:
+            asks["database"] = store.check
+        answers = self._asking.answers(asks, limit)
+        owned = [] if consumer is None else sorted(f"{topic}-{number}" for topic, number in consumer.owned())
+        return ProcessorHealth(
+            Part(is_ok=consumer is not None, text="no" if consumer is None else "yes"),
+            answers.get("database", Part(is_ok=True, text="it has none")),
+            answers["kafka"],
+            Part(is_ok=True, text=", ".join(owned) or "none"),
+            goes_on(time.monotonic() - self._attempts.active_at, self._longest_pause),
+        )
+
+    @property
+    def _longest_pause(self) -> float:
+        """Seconds after which librdkafka takes a member that does not ask for messages out of the group."""
+        return float(self._settings.get("max.poll.interval.ms", _MAX_POLL_INTERVAL_MS)) / 1000
 
     def stop(self) -> None:
         """End `run` once the transaction in progress has ended."""
@@ -98,6 +153,7 @@ class ProcessingLoop:
         """Process messages until `stop`, once `begin` was called; see DualProcessor."""
         try:
             self._progress.prepare()
+            add_source(self)
             with closing(GroupConsumer(self._settings, self._topics, self._begin)) as consumer:
                 self._consumer = consumer
                 while not self._stopped.is_set():
@@ -109,6 +165,7 @@ class ProcessingLoop:
             log.exception("the processor stops: %s", error, group_id=self._group)  # noqa: TRY401  (one line may be all that is seen)
             raise
         finally:
+            remove_source(self)
             self._consumer = None
             self._progress.forget()
             self._free.release()
@@ -116,6 +173,7 @@ class ProcessingLoop:
     # --- one batch --------------------------------------------------------------------------------------------------------
 
     def _turn(self, consumer: GroupConsumer) -> None:
+        self._attempts.active_at = time.monotonic()
         refused = consumer.refused
         if refused:  # retention has deleted their next messages, or their log was truncated
             self._reading.seek(consumer, self._begin(list(refused), refused))
@@ -267,6 +325,7 @@ class ProcessingLoop:
         assert consumer is not None
         pause = self._options.pause
         while True:
+            self._attempts.active_at = time.monotonic()
             try:
                 found = self._progress.begin(consumer, partitions, refused)
             except DualWriteError as error:

@@ -11,6 +11,7 @@ from dualwrite.deadline import check_may_block
 from dualwrite.errors import AfterCommitError, ConfigurationError, FencedError
 from dualwrite.kafka.topic import K, ReadableTopic, Topic, V
 from dualwrite.observability import tracing
+from dualwrite.observability.health import CHECK_LIMIT, ProcessorHealth
 from dualwrite.pool.pool import WriterPool
 from dualwrite.processor.attempts import Content, Runner
 from dualwrite.processor.decoded import Received
@@ -117,12 +118,27 @@ class DualProcessor:
             by = runner.options if isinstance(runner, WriterPool) else runner
             check_journal(by.when_kafka_is_down, options)
         runs = ThreadRunner(runner, handle_batch or each_of(handle), alone=options.offsets == "kafka")
+        self._store = runs.store
         self._loop = make_loop(runs, runs.store, consumer, topics, options)
 
     @property
     def positions(self) -> Mapping[Partition, Position]:
         """The positions of the partitions that are assigned now, as far as this processor knows them."""
         return self._loop.positions
+
+    def check(self, timeout: float = CHECK_LIMIT) -> ProcessorHealth:
+        """Whether the processor works, for probes: asks the database and a broker at the same time. Any thread may call it.
+
+        If a side does not answer, that is a part of the result, not an error. It stands still if it has neither asked for
+        messages nor begun an attempt for `max.poll.interval.ms` (5 minutes by default), perhaps because a handler waits.
+
+        Args:
+            timeout: Seconds within which it returns.
+
+        Raises:
+            ConfigurationError: The time limit is not a number of seconds from 0 to 1000000.
+        """
+        return self._loop.check(self._store, timeout)
 
     def stop(self) -> None:
         """End `run` once the transaction in progress has ended. May be called from any thread, and from a signal handler."""

@@ -281,6 +281,14 @@ class Progress(ABC):
                 self._compared[key] = self._offset(key)
         return self.begin(consumer, replaced) if replaced else {}
 
+    def ask_kafka(self, topics: Sequence[str], timeout: float) -> None:
+        """Ask a broker about the topics, with a connection of its own, in any thread.
+
+        Raises:
+            DualWriteError: No broker responds within so many seconds.
+        """
+        topic_ids(self._kafka, topics, timeout=timeout)
+
     def has_lost_partitions(self, error: BaseException) -> bool:
         """Whether the error means that the member may have lost its partitions."""
         del error

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
 from sqlalchemy import URL, Engine
 
 from dualwrite.api import WriterOptions, connect, open_recoverer
-from dualwrite.deadline import check_may_block
+from dualwrite.deadline import Deadline, check_may_block
 from dualwrite.errors import DualWriteError, FencedError, UsageError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability.health import CHECK_LIMIT, Asking, Part, RelayHealth, goes_on
+from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.opening import Kafka, as_store
 from dualwrite.outages import database_at, level_of
 from dualwrite.outbox.dead_letters import DeadLetters
@@ -32,7 +35,7 @@ from dualwrite.relay.shard_leases import ShardLeases
 from dualwrite.relay.shard_relay import ShardRelay
 from dualwrite.relay.status import RelayStatus, status_of
 from dualwrite.relay.wake_up import Listener
-from dualwrite.settings import Settings
+from dualwrite.settings import Settings, check_seconds
 from dualwrite.stopping import StopFlag, stopped_by_sigterm
 from dualwrite.stores.leases import numbered
 from dualwrite.stores.sql import SqlStateStore
@@ -47,6 +50,9 @@ _LOOK: Final = 1.0
 _STEP: Final = 0.1
 _CHECK: Final = 5.0
 """Seconds in which Kafka must answer after an outage, before rows are locked again."""
+
+_STANDSTILL: Final = 300.0
+"""Seconds after which a shard that has not tried to publish rows stands still: each attempt has shorter limits."""
 
 _LARGE_NUMBER: Final = 99_999
 """A number for which a relay's name must leave room in its ids."""
@@ -103,6 +109,7 @@ class Relay:
         self._running = threading.Lock()
         self._shards: dict[str, ShardRelay] = {}
         self._counting = threading.Lock()
+        self._asking = Asking()
         self._published = self._dead = 0
         store = as_store(database, chosen)
         self._settings = replace(chosen, timeouts=relay_timeouts(chosen.timeouts, store))
@@ -119,6 +126,7 @@ class Relay:
             self._listener = self._made_listener()
             self._open_leases()
             failed.pop_all()
+        add_source(self)
 
     def _open_leases(self) -> None:
         leases = self._store.leases
@@ -166,6 +174,37 @@ class Relay:
     def dead_letters(self) -> DeadLetters:
         """The dead letters of all relays of this name, to look at and to drop."""
         return self._dead_letters
+
+    def readings(self) -> Iterator[Reading]:
+        """Its shards, for `dualwrite.observability.current_readings`; the size of the outbox takes a query: see `status`."""
+        labels, shards = {"relay": self._name}, list(self._shards.values())
+        yield Reading("relay_shards", len(shards), labels)
+        now = time.monotonic()
+        yield Reading("relay_idle_seconds", max((now - each.looked_at for each in shards), default=0.0), labels)
+
+    def check(self, timeout: float = CHECK_LIMIT) -> RelayHealth:
+        """Whether the relay works, for probes: asks the database and a broker at the same time. Any thread may call it.
+
+        If a side does not answer, that is a part of the result, not an error. It stands still if one of its shards has not
+        tried to publish rows for 5 minutes.
+
+        Args:
+            timeout: Seconds within which it returns.
+
+        Raises:
+            ConfigurationError: The time limit is not a number of seconds from 0 to 1000000.
+        """
+        check_seconds("timeout", timeout, may_be_zero=True)
+        asks: dict[str, Callable[[], object]] = {"database": self._store.check, "kafka": partial(self._check_kafka, timeout)}
+        answers = self._asking.answers(asks, Deadline.after(timeout))
+        is_running, shards, now = self._running.locked(), list(self._shards.values()), time.monotonic()
+        return RelayHealth(
+            Part(is_ok=is_running, text="yes" if is_running else "no"),
+            answers["database"],
+            answers["kafka"],
+            Part(is_ok=True, text=", ".join(each.name for each in shards) or "none"),
+            goes_on(max((now - each.tried_at for each in shards), default=0.0), _STANDSTILL),
+        )
 
     def status(self) -> RelayStatus:
         """The state of the outbox and of its relays. Counts the rows.
@@ -239,6 +278,7 @@ class Relay:
         Raises:
             DualWriteError: As for `DualWriter.close`; everything else is closed.
         """
+        remove_source(self)
         with ExitStack() as ending:
             if self._owned is not None:
                 ending.callback(self._owned.close)
@@ -360,9 +400,9 @@ class Relay:
         settings = self._settings.with_changes(transactional_id=transactional_id)
         return connect(self._store, kafka=self._kafka, settings=settings, **self._connecting)
 
-    def _check_kafka(self) -> None:
+    def _check_kafka(self, timeout: float = _CHECK) -> None:
         config = KafkaConfig.over(self._kafka, self._settings.kafka)
-        with closing(WireTransactionCoordinator(config, timeout=_CHECK)) as coordinator:
+        with closing(WireTransactionCoordinator(config, timeout=timeout)) as coordinator:
             coordinator.cluster_id()
 
     def _recoverer(self) -> Recoverer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -28,6 +29,8 @@ class ShardRelay:
         name: The shard's transactional id.
         wake_up: Where it waits for new rows.
         error: Why its thread has ended, if that was an error that no retry would resolve.
+        looked_at: When it last looked for rows, by `time.monotonic`.
+        tried_at: When it last tried to, which may have failed.
 
     Args:
         name: See above.
@@ -55,6 +58,7 @@ class ShardRelay:
         self.name = name
         self.wake_up = WakeUp()
         self.error: Exception | None = None
+        self.looked_at = self.tried_at = time.monotonic()
         self._store = store
         self._open_writer = open_writer
         self._make_drain = make_drain
@@ -133,6 +137,7 @@ class ShardRelay:
     def _loop(self) -> None:
         poll, is_idle = self._options.poll, False
         while not self._stopping.is_set():
+            self.tried_at = time.monotonic()
             try:
                 if self._is_kafka_out:
                     self._check_kafka()
@@ -144,6 +149,7 @@ class ShardRelay:
             except Exception as error:  # noqa: BLE001  (raised again, unless a retry may succeed)
                 self._retry(error)
             else:
+                self.looked_at = time.monotonic()
                 self._pause = self._options.pause
                 is_idle = not turn.rows
                 if turn.rows or self.wake_up.wait(poll, self._stopping):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import (
@@ -187,7 +188,21 @@ class GroupConsumer:
         Between the two are only records that are not returned to consumers: transaction markers, and messages of aborted
         transactions.
         """
-        return {key: (self._next_offsets[key], end) for key, end in self._ends.items() if end > self._next_offsets[key]}
+        found = {key: (self._next_offsets.get(key), end) for key, end in dict(self._ends).items()}
+        return {key: (polled, end) for key, (polled, end) in found.items() if polled is not None and end > polled}
+
+    def watermarks(self) -> dict[Partition, tuple[int, int]]:
+        """The first offset and the end of the assigned partitions as of the last fetch, as far as known: without a request.
+
+        Any thread may call it.
+        """
+        found = {}
+        with suppress(KafkaException, RuntimeError):  # RuntimeError: it is closed
+            for key in self.owned():
+                marks = self._consumer.get_watermark_offsets(TopicPartition(*key), cached=True)
+                if marks is not None and marks[1] >= 0:
+                    found[key] = marks
+        return found
 
     def wait(self, seconds: float, stopped: Callable[[], bool]) -> None:
         """Wait without consuming, until `stopped` or for so many seconds, and without exceeding `max.poll.interval.ms`."""
