@@ -119,6 +119,9 @@ def _create_tables_of_the_journal() -> None:
         sa.Column("epoch", sa.BigInteger, nullable=False),
         sa.Column("changed_at", _moment(), nullable=False),
         sa.Column("changed_by", sa.String(255), nullable=False),
+        sa.Column("max_entries", sa.BigInteger, nullable=True),
+        sa.Column("max_size", sa.BigInteger, nullable=True),
+        sa.Column("max_age_ms", sa.BigInteger, nullable=True),
         **_options(),
     )
     op.create_table(

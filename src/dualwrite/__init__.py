@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from dualwrite.kafka.topic import Topic
     from dualwrite.pool.pool import WriterPool
     from dualwrite.pool.scaling import PoolOptions
-    from dualwrite.recipe.journaling import JournalLimits
     from dualwrite.recipe.phases import Phase
     from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
     from dualwrite.recovery.recoverer import Recoverer
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from dualwrite.relay.relay import Relay
     from dualwrite.settings import Settings, Timeouts
     from dualwrite.state import PreparedTxnState
+    from dualwrite.stores.journal import JournalLimits
     from dualwrite.stores.registry import store_from_url
     from dualwrite.stores.sql import SqlStateStore
     from dualwrite.transaction import Transaction
@@ -66,7 +66,6 @@ _WHERE = {
         "dualwrite.kafka.topic": ("Topic",),
         "dualwrite.pool.pool": ("WriterPool",),
         "dualwrite.pool.scaling": ("PoolOptions",),
-        "dualwrite.recipe.journaling": ("JournalLimits",),
         "dualwrite.recipe.phases": ("Phase",),
         "dualwrite.recovery.plan": ("GenerationPlan", "IdPlan", "RecoveryPlan"),
         "dualwrite.recovery.recoverer": ("Recoverer",),
@@ -74,6 +73,7 @@ _WHERE = {
         "dualwrite.relay.relay": ("Relay",),
         "dualwrite.settings": ("Settings", "Timeouts"),
         "dualwrite.state": ("PreparedTxnState",),
+        "dualwrite.stores.journal": ("JournalLimits",),
         "dualwrite.stores.registry": ("store_from_url",),
         "dualwrite.stores.sql": ("SqlStateStore",),
         "dualwrite.transaction": ("Transaction",),

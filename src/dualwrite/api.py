@@ -307,7 +307,7 @@ def create_pool(
     probed = ProbedCluster()
     journal, timeouts = None, chosen.timeouts
     if options.when_kafka_is_down == "journal":
-        journal, timeouts = _journal(store, prefix), timeouts.with_journal()
+        journal, timeouts = _journal(store, prefix, options), timeouts.with_journal()
 
     def open_writer(name: str) -> DualWriter[Any]:
         of_writer = chosen.with_changes(transactional_id=name, timeouts=timeouts, **connecting)
@@ -333,7 +333,7 @@ def create_pool(
             opened.callback(store.close)
         keeper = None
         if journal is not None:
-            keeper = _journal_keeper(store, journal, options, kafka, chosen.with_changes(**connecting), opened)
+            keeper = _journal_keeper(store, journal, kafka, chosen.with_changes(**connecting), opened)
         pool: WriterPool[Any] = WriterPool(
             open_writer,
             recoverer,
@@ -352,7 +352,7 @@ def create_pool(
         return pool
 
 
-def _journal(store: TxnStateStore, prefix: str) -> Journal:
+def _journal(store: TxnStateStore, prefix: str, options: PoolOptions) -> Journal:
     """The journal of a prefix.
 
     Raises:
@@ -365,13 +365,13 @@ def _journal(store: TxnStateStore, prefix: str) -> Journal:
             f'when_kafka_is_down="journal" needs a SQL database, but the store is {store.description}.',
             next_step="use PostgreSQL, MariaDB, MySQL or SQLite, or leave the option out",
         )
-    journal = Journal(store.journal, prefix, f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}")
+    journal = Journal(store.journal, prefix, f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}", options.journal)
     journal.prepare()
     return journal
 
 
 def _journal_keeper(
-    store: TxnStateStore, journal: Journal, options: PoolOptions, kafka: Kafka | None, settings: Settings, opened: ExitStack
+    store: TxnStateStore, journal: Journal, kafka: Kafka | None, settings: Settings, opened: ExitStack
 ) -> JournalKeeper:
     from dualwrite.pool.journal_keeper import JournalKeeper  # noqa: PLC0415  (as above)
 
@@ -383,9 +383,7 @@ def _journal_keeper(
         of_drainer = settings.with_changes(transactional_id=name, lanes=1)
         return _connected(store, settings=of_drainer, kafka=kafka, session=None, acknowledge="visible")
 
-    return JournalKeeper(
-        journal, options.journal, store.leases, lambda: coordinator.cluster_id(timeout=1.0), open_drainer, coordinator.close
-    )
+    return JournalKeeper(journal, store.leases, lambda: coordinator.cluster_id(timeout=1.0), open_drainer, coordinator.close)
 
 
 def _check_pool_arguments(given: Iterable[str], of_options: Collection[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import dualwrite
 from crash.scene import Scene
-from dualwrite import DualWriter, PoolOptions, WriterPool
+from dualwrite import DualWriter, JournalLimits, PoolOptions, WriterPool
 from dualwrite.outbox.journal_drain import drainer_id
 from dualwrite.stores.journal import GateStatus, JournalEntry
 from dualwrite.stores.sql import SqlStateStore
@@ -46,7 +46,7 @@ class DrainScene:
         assert isinstance(store.journal, SqlJournal)
         self.journal = store.journal
         self.journal.prepare(self.prefix)
-        self.journal.open(self.prefix, "test")
+        self.journal.open(self.prefix, "test", JournalLimits())
 
     def write(self, *numbers: int) -> None:
         """Entries, each in the journal with headers and a time."""

@@ -15,12 +15,12 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from dualwrite import JournalSwitchedError, StoreCommitFailedError, migration
+from dualwrite import JournalLimits, JournalSwitchedError, StoreCommitFailedError, migration
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.journal import JournalEntry, is_open
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.journal_store import SqlJournal
-from dualwrite.stores.sql.sql_journal import change_gate, has_none, lock_gate
+from dualwrite.stores.sql.sql_journal import close_gate, has_none, lock_gate
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
 from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
@@ -68,7 +68,7 @@ class GateScene:
         with self.store.short_transactions.begin(LIMIT) as connection:
             epoch = lock_gate(connection, PREFIX)
             assert epoch is not None
-            assert change_gate(connection, PREFIX, epoch, "test")
+            assert close_gate(connection, PREFIX, epoch, "test")
 
 
 @pytest.fixture
@@ -102,8 +102,8 @@ def test_a_unit_commits_if_the_gate_is_as_it_was(scene: GateScene, merged: bool)
     transaction.handle.execute(sa.text("INSERT INTO notes VALUES (1)"))
     assert transaction.epoch == 0
     record(transaction, merged=merged)
-    assert scene.journal.open(PREFIX, "test")
-    assert not scene.journal.open(PREFIX, "test")
+    assert scene.journal.open(PREFIX, "test", JournalLimits())
+    assert not scene.journal.open(PREFIX, "test", JournalLimits())
     transaction = scene.begin(at_once=not merged)
     transaction.handle.execute(sa.text("INSERT INTO notes VALUES (2)"))
     assert is_open(transaction.epoch)
@@ -123,7 +123,7 @@ def test_a_unit_does_not_commit_after_the_gate_was_opened(scene: GateScene, merg
     transaction = scene.begin(at_once=not merged)
     transaction.handle.execute(sa.text("INSERT INTO notes VALUES (1)"))
     with ThreadPoolExecutor() as threads:
-        assert done(threads.submit(scene.journal.open, PREFIX, "test"))
+        assert done(threads.submit(scene.journal.open, PREFIX, "test", JournalLimits()))
         if is_closed_again:
             done(threads.submit(scene.close))
         with pytest.raises(JournalSwitchedError) as caught:
@@ -141,7 +141,7 @@ def test_a_snapshot_from_before_the_opening_sees_nothing_of_the_journal(scene: G
     """It may commit: it can't have seen what was written after the gate was opened, and a change of that is a conflict."""
     transaction = scene.begin()
     assert transaction.handle.scalar(sa.text("SELECT count(*) FROM notes")) == 0
-    scene.journal.open(PREFIX, "test")
+    scene.journal.open(PREFIX, "test", JournalLimits())
     journaled = scene.begin()
     journaled.handle.execute(sa.text("INSERT INTO notes VALUES (1)"))
     journaled.write_journal(ENTRIES, 1)
@@ -152,7 +152,7 @@ def test_a_snapshot_from_before_the_opening_sees_nothing_of_the_journal(scene: G
 
 @pytest.mark.parametrize(("database", "level"), WITHOUT_SQLITE)
 def test_the_gate_closes_only_after_those_who_write_into_the_journal(scene: GateScene) -> None:
-    scene.journal.open(PREFIX, "test")
+    scene.journal.open(PREFIX, "test", JournalLimits())
     transaction = scene.begin()
     transaction.handle.execute(sa.text("INSERT INTO notes VALUES (1)"))
     transaction.write_journal(ENTRIES, 1)
@@ -167,7 +167,7 @@ def test_the_gate_closes_only_after_those_who_write_into_the_journal(scene: Gate
 
 @pytest.mark.parametrize(("database", "level"), CHANGES)
 def test_nothing_is_written_into_the_journal_of_a_closed_gate(scene: GateScene) -> None:
-    scene.journal.open(PREFIX, "test")
+    scene.journal.open(PREFIX, "test", JournalLimits())
     transaction = scene.begin()
     transaction.handle.execute(sa.text("INSERT INTO notes VALUES (1)"))
     with ThreadPoolExecutor() as threads:
@@ -185,7 +185,7 @@ def test_a_journaled_unit_keeps_the_prepared_state_of_an_earlier_one(scene: Gate
     claim = scene.store.claim(f"{PREFIX}.1", "test", timeout=LIMIT)
     direct = scene.journal.begin(claim, PREFIX, is_group=False, at_once=True)
     record(direct, merged=False)
-    scene.journal.open(PREFIX, "test")
+    scene.journal.open(PREFIX, "test", JournalLimits())
     journaled = scene.journal.begin(claim, PREFIX, is_group=False, at_once=True)
     journaled.handle.execute(sa.text("INSERT INTO notes VALUES (1)"))
     journaled.write_journal(ENTRIES, 2)

@@ -1,4 +1,4 @@
-"""`dualwrite journal`: what is in a journal, and publishing it without a pool; and `dualwrite status` of an open one."""
+"""`dualwrite journal`: what is in it, and publishing it without a pool; what `status`, `stuck` and `doctor` say of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 import sqlalchemy as sa
 
 from crash.databases import Databases
-from dualwrite import cli
+from dualwrite import JournalLimits, cli
 from dualwrite.devcluster import DevCluster
+from dualwrite.outbox.journal_drain import drainer_id
 from dualwrite.stores.sql import SqlStateStore
+from fixtures import json_pages
 from journal.journal_scene import DrainScene, message
 
 
@@ -25,11 +27,16 @@ def at(databases: Databases, broker: DevCluster, tmp_path: Path) -> Iterator[Dra
     engine.dispose()
 
 
-def run(at: DrainScene, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    code = cli.main([*words, "--url", at.scene.url])
+def run(at: DrainScene, capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    found = cli.main([*words, "--url", at.scene.url])
     shown = capsys.readouterr()
-    assert code == 0, shown.err
-    return shown.out
+    assert found == code, shown.err
+    return shown.out or shown.err
+
+
+def change(at: DrainScene, statement: str) -> None:
+    with at.store.engine.begin() as connection:
+        connection.execute(sa.text(statement))
 
 
 def test_a_journal_is_listed_exported_and_drained(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,7 +44,7 @@ def test_a_journal_is_listed_exported_and_drained(at: DrainScene, capsys: pytest
     (listed,) = json.loads(run(at, capsys, "journal", "list", "--json"))["journals"]
     assert (listed["prefix"], listed["gate"], listed["messages"], listed["bytes"]) == (at.prefix, "open", 2, 4)
     assert at.prefix in run(at, capsys, "journal", "list", "--prefix", at.prefix)
-    assert "2 messages" in run(at, capsys, "status")
+    assert "2 messages to be published. It waits for Kafka, or a process" in run(at, capsys, "status")
     exported = [json.loads(line) for line in run(at, capsys, "journal", "export", "--prefix", at.prefix).splitlines()]
     assert [(each["topic"], each["value"]) for each in exported] == [(at.scene.topic, "1"), (at.scene.topic, "2")]
     drained = run(at, capsys, "journal", "drain", "--prefix", at.prefix, "--kafka", at.scene.bootstrap)
@@ -51,3 +58,109 @@ def test_a_prefix_without_a_journal_is_refused(at: DrainScene, capsys: pytest.Ca
     code = cli.main(["journal", "drain", "--prefix", "nobody", "--url", at.scene.url, "--kafka", at.scene.bootstrap])
     assert code == 2
     assert "nobody" in capsys.readouterr().err
+
+
+def test_a_journal_that_another_process_publishes_is_left_to_it(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
+    at.write(1)
+    drain = ("journal", "drain", "--prefix", at.prefix, "--kafka", at.scene.bootstrap)
+    at.store.leases.acquire([drainer_id(at.prefix)], "a pool on another host", seconds=600)
+    refused = run(at, capsys, *drain, code=1)
+    assert "is being published by a pool on another host" in refused
+    assert at.gate.entries == 1
+    shown = json.loads(run(at, capsys, "journal", "list", "--json"))["journals"][0]
+    assert shown["published_by"] == "a pool on another host"
+    at.store.leases.release([drainer_id(at.prefix)], "a pool on another host")
+    run(at, capsys, *drain)
+    assert at.published == [message(1)]
+    assert all(each.has_ended for each in at.store.leases.entries(drainer_id(at.prefix)))
+
+
+def test_an_open_journal_that_nobody_publishes_is_shown(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
+    at.write(1, 2)
+    command = f"dualwrite journal drain --prefix {at.prefix} --url {at.scene.url} --kafka {at.scene.bootstrap}"
+    kafka = ("--kafka", at.scene.bootstrap)
+    out = run(at, capsys, "stuck", *kafka, code=1)
+    assert "It waits for a process to publish it: none with its prefix is running." in out
+    assert out.endswith(f"Next: {command}\n")
+    document = json.loads(run(at, capsys, "stuck", "--json", *kafka, code=1))
+    json_pages.check("stuck", document)
+    (found,) = document["journals"]
+    assert (found["waits_for"], found["next_command"], found["messages"]) == ("publisher", command, 2)
+    findings = json.loads(run(at, capsys, "doctor", "--json", *kafka))["findings"]
+    (about,) = [each for each in findings if each["about"] == f"journal {at.prefix}"]
+    assert (about["severity"], about["change"]) == ("weak", f"dualwrite journal drain --prefix {at.prefix}")
+    run(at, capsys, "journal", "drain", "--prefix", at.prefix, *kafka)
+    assert json.loads(run(at, capsys, "stuck", "--json", *kafka))["journals"] == []
+
+
+def test_a_journal_is_shown_while_kafka_is_down(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
+    at.write(1)
+    down = ("--kafka", "127.0.0.1:9", "--timeout", "0.5")
+    assert cli.main(["stuck", *down, "--url", at.scene.url]) == 2
+    shown = capsys.readouterr()
+    assert "with 1 message to be published. It waits for Kafka, which does not answer." in shown.out
+    assert "Error" in shown.err
+    findings = json.loads(run(at, capsys, "doctor", "--json", *down, code=1))["findings"]
+    assert [each["severity"] for each in findings if each["about"] == f"journal {at.prefix}"] == ["note"]
+
+
+def test_messages_behind_a_closed_gate_are_found_and_published(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody has changed the table: closing the gate leaves none."""
+    at.write(*range(700))  # more than one batch
+    change(at, "UPDATE dualwrite_journal_gate SET epoch = epoch + 1")
+    findings = json.loads(run(at, capsys, "doctor", "--json", code=1))["findings"]
+    assert [each["severity"] for each in findings if each["about"] == f"journal {at.prefix}"] == ["broken"]
+    assert "are left in it" in run(at, capsys, "status", code=3)
+    run(at, capsys, "journal", "drain", "--prefix", at.prefix, "--kafka", at.scene.bootstrap)
+    assert at.published == [message(number) for number in range(700)]
+    assert "journal" not in run(at, capsys, "status")
+
+
+def test_missing_tables_of_journals_are_reported(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
+    change(at, "DROP TABLE dualwrite_journal_gate")
+    findings = json.loads(run(at, capsys, "doctor", "--json"))["findings"]
+    assert [(each["severity"], each["change"]) for each in findings if each["about"] == "journal"] == [
+        ("note", "dualwrite db upgrade, if you want one")
+    ]
+    run(at, capsys, "stuck", "--kafka", at.scene.bootstrap)
+
+
+def test_the_limits_of_the_process_that_opened_the_gate_are_shown(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
+    at.journal.prepare("other")
+    assert at.journal.open("other", "a test", JournalLimits(entries=2, size=3, age=0.5))
+    limits = {each["prefix"]: each["limits"] for each in json.loads(run(at, capsys, "journal", "list", "--json"))["journals"]}
+    default = JournalLimits()
+    assert limits == {
+        "other": {"messages": 2, "bytes": 3, "age_ms": 500},
+        at.prefix: {"messages": default.entries, "bytes": default.size, "age_ms": default.age * 1000},
+    }
+
+
+def test_messages_that_kafka_has_refused_are_listed_replayed_and_dropped(
+    at: DrainScene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The database has no outbox table."""
+    at.write(1, 2)
+    change(at, f"UPDATE dualwrite_journal SET topic = 'no topic!' WHERE prefix = '{at.prefix}'")
+    at.write(3)
+    kafka = ("--kafka", at.scene.bootstrap)
+    run(at, capsys, "journal", "drain", "--prefix", at.prefix, *kafka)
+    assert at.published == [message(3)]
+    relay = ("--name", drainer_id(at.prefix))
+    findings = json.loads(run(at, capsys, "doctor", "--json"))["findings"]
+    (step,) = [each["change"] for each in findings if each["about"] == f"journal {at.prefix}"]
+    assert (
+        step
+        == f"see dualwrite relay dead list --name {drainer_id(at.prefix)}; then dualwrite journal replay --prefix {at.prefix}"
+    )
+    first, second = json.loads(run(at, capsys, "relay", "dead", "list", "--json", *relay))["letters"]
+    assert "no topic!" in run(at, capsys, "relay", "dead", "show", "--letter", str(first["id"]), *relay)
+    replay = ("journal", "replay", "--prefix", at.prefix, *kafka)
+    run(at, capsys, *replay, "--letter", str(first["id"]), code=1)
+    letters = f"UPDATE dualwrite_dead_letter SET source_row = replace(source_row, 'no topic!', '{at.scene.topic}')"
+    change(at, letters)
+    assert "Published 1 dead letter" in run(at, capsys, *replay, "--letter", str(first["id"]))
+    assert at.published == [message(3), message(1)]
+    assert "Deleted 1 dead letter" in run(at, capsys, "relay", "dead", "drop", "--letter", str(second["id"]), "--yes", *relay)
+    run(at, capsys, *replay, code=2)
+    assert "Published 0 dead letters" in run(at, capsys, *replay, "--letter", str(second["id"]))

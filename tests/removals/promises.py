@@ -870,6 +870,20 @@ PROMISES: Final = (
         ("journal/test_journal_drain.py::test_nobody_waits_at_the_gate_while_there_is_much_to_publish",),
     ),
     Removal(
+        "`dualwrite journal drain` leaves a journal to the process that publishes it",
+        "cli/journal.py",
+        "    if lease.is_ours():\n        return\n",
+        "    if lease.is_ours() or lease:\n        return\n",
+        ("journal/test_journal_command.py::test_a_journal_that_another_process_publishes_is_left_to_it",),
+    ),
+    Removal(
+        "`dualwrite journal drain` publishes all that is left behind a closed gate",
+        "cli/journal.py",
+        "while work.step() or journal.gates(prefix, counts=True)[0].entries:",
+        "while work.step():",
+        ("journal/test_journal_command.py::test_messages_behind_a_closed_gate_are_found_and_published",),
+    ),
+    Removal(
         "a relay publishes nothing if it has not removed exactly the rows that it has read",
         "outbox/outbox_table.py",
         "        if removed != len(ids):\n",

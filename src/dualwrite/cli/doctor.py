@@ -65,7 +65,7 @@ def doctor(
 ) -> None:
     """Report what this cluster supports, which guarantee you get from it, what weakens it, and which setting improves it.
 
-    With a database it also checks the table, and settings that may lose an acknowledged commit. Changes nothing.
+    With a database it also checks the table, settings that may lose an acknowledged commit, and journals. Changes nothing.
     """
     settings = target.settings().with_changes(transactional_id=transactional_id)
     if "bootstrap.servers" not in settings.kafka and settings.database_url is None:

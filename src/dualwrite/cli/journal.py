@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import base64
 import json
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
 
 from dualwrite.api import connect
+from dualwrite.cli.journal_output import JOURNALS, journal_record
 from dualwrite.cli.options import AsJson, Database, JsonGroup, Target, counted, grouped, refuse, say, store_for
 from dualwrite.cli.output import print_json, show_records, versioned
-from dualwrite.outbox.journal_drain import JournalDrain, drainer_id
+from dualwrite.cli.relay_dead import All, Numbers, chosen_letters
+from dualwrite.errors import DualWriteError
+from dualwrite.outbox.dead_letters import DeadLetters
+from dualwrite.outbox.drain import replay as publish_letters
+from dualwrite.outbox.drain import sql_store
+from dualwrite.outbox.journal_drain import DrainLease, JournalDrain, JournalSource, drainer_id
+from dualwrite.outbox.journal_state import read_journals
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.journal import GateStatus, JournalStore, NumberedEntry
+from dualwrite.stores.journal import JournalStore, NumberedEntry
 
 _PAGE: Final = 1000
+_LEASE: Final = 60.0
 
 OfPrefix = Annotated[str, typer.Option("--prefix", help="The prefix of the pools.")]
 Only = Annotated[str | None, typer.Option("--prefix", help="Only this prefix.", show_default="all")]
@@ -33,11 +44,12 @@ app = typer.Typer(no_args_is_help=True, cls=JsonGroup)
 def list_(*, database: Database, prefix: Only = None, as_json: AsJson = False) -> None:
     """Show the journals: whether the gate is open, since when, who has opened it, and how much is still to be published."""
     with store_for(database.settings()) as store:
-        found = [journal_record(each) for each in _journal_of(store).gates(prefix, counts=True)]
+        _journal_of(store)
+        found = [journal_record(each) for each in read_journals(store, prefix)]
     if as_json:
         print_json(versioned("journal list", {"journals": found}))
     elif found:
-        show_records({name: name for name in found[0]}, found)
+        show_records(JOURNALS, found)
     else:
         say("No pool has a journal in this database.")
 
@@ -52,11 +64,36 @@ def drain(*, target: Target, prefix: OfPrefix) -> None:
         if not journal.gates(prefix, counts=False):
             refuse(f"There is no journal of the prefix {prefix!r}.")
         before = journal.gates(prefix, counts=True)[0].entries
-        with connect(store, settings=settings) as writer:
-            work = JournalDrain(writer, prefix, describe_owner("journal"))
-            while work.step():
-                pass
+        assert store.leases is not None  # every SQL database keeps them
+        owner = _owner()
+        with _held(DrainLease(store.leases, prefix, owner), prefix) as lease, connect(store, settings=settings) as writer:
+            work = JournalDrain(writer, prefix, owner)
+            while work.step() or journal.gates(prefix, counts=True)[0].entries:  # a closed gate may have some, too
+                _check_lease(lease, prefix)
     say(f"The journal of {prefix} is empty, and its gate is closed: it had {counted(before or 0, 'message')}.")
+
+
+@contextmanager
+def _held(lease: DrainLease, prefix: str) -> Iterator[DrainLease]:
+    """Take the lease, and release it at the end of the block."""
+    _check_lease(lease, prefix)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _check_lease(lease: DrainLease, prefix: str) -> None:
+    if lease.is_ours():
+        return
+    other = lease.held_by()
+    who, ends = ("another process", "") if other is None else (other.owner, f", within {other.seconds_left or 0:.0f} s")
+    raise DualWriteError(
+        f"The journal of {prefix!r} is being published by {who}.",
+        transactional_id=drainer_id(prefix),
+        next_step="nothing is to be done while that process runs; if it has died, run this again when its lease has "
+        f"ended{ends}",
+    )
 
 
 @app.command()
@@ -72,22 +109,37 @@ def export(*, database: Database, prefix: OfPrefix) -> None:
             after = page[-1].number
 
 
+@app.command()
+@grouped
+def replay(*, target: Target, prefix: OfPrefix, letters: Numbers = None, every: All = False) -> None:
+    """Publish messages that Kafka has refused before, each once, and remove them from the dead letters in the same dual write.
+
+    `dualwrite relay dead list --name PREFIX.journal` lists them, `drop` deletes them.
+    """
+    settings = target.settings()
+    relay, owner = drainer_id(prefix), _owner()
+    with store_for(settings) as opened:
+        _journal_of(opened)
+        store = sql_store(opened)
+        of_journal = DeadLetters(store, relay)
+        chosen = chosen_letters(of_journal, letters, every=every)
+        (name,) = store.leases.lease(relay, owner, 1, seconds=_LEASE)
+        try:
+            with connect(store, settings=settings.with_changes(transactional_id=name, lanes=1)) as writer:
+                count = publish_letters(writer, of_journal, chosen, JournalSource.message)
+        finally:
+            store.leases.release([name], owner)
+    say(f"Published {counted(count, 'dead letter')}.")
+
+
+def _owner() -> str:
+    return f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}"
+
+
 def _journal_of(store: TxnStateStore) -> JournalStore:
     if store.journal is None:
         refuse(f"{store.description} keeps no journals: only SQL databases do.")
     return store.journal
-
-
-def journal_record(status: GateStatus) -> dict[str, Any]:
-    """A journal as JSON values."""
-    return {
-        "prefix": status.prefix,
-        "gate": "open" if status.is_open else "closed",
-        "since": status.changed_at.astimezone(UTC).isoformat(timespec="seconds"),
-        "by": status.changed_by,
-        "messages": status.entries,
-        "bytes": status.size,
-    }
 
 
 def entry_record(entry: NumberedEntry) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import typer
 from dualwrite.cli.options import AsJson, JsonGroup, Yes, confirm, counted, grouped, refuse, say
 from dualwrite.cli.output import Record, print_json, show_records, versioned
 from dualwrite.cli.relay_options import Outbox
+from dualwrite.outbox.dead_letters import DeadLetters
 from dualwrite.outbox.row_text import row_text
-from dualwrite.relay import DeadLetter, Relay
+from dualwrite.relay import DeadLetter
 
 dead = typer.Typer(no_args_is_help=True, cls=JsonGroup)
 
@@ -40,8 +41,8 @@ def _record(letter: DeadLetter) -> Record:
 @grouped
 def list_(*, outbox: Outbox, most: Most = 100, as_json: AsJson = False) -> None:
     """List the rows that could not be sent."""
-    with outbox.relay() as relay:
-        count, records = relay.dead_letters.count(), [_record(each) for each in relay.dead_letters.oldest(most)]
+    with outbox.dead_letters() as letters:
+        count, records = letters.count(), [_record(each) for each in letters.oldest(most)]
     if as_json:
         print_json(versioned("relay dead list", {"count": count, "letters": records}))
         return
@@ -57,8 +58,8 @@ def list_(*, outbox: Outbox, most: Most = 100, as_json: AsJson = False) -> None:
 @grouped
 def show(*, outbox: Outbox, letters: Numbers = None, as_json: AsJson = False) -> None:
     """Show rows that could not be sent, with their errors and all their columns."""
-    with outbox.relay() as relay:
-        found = relay.dead_letters.get(letters or refuse("Which? Use --letter."))
+    with outbox.dead_letters() as of_relay:
+        found = of_relay.get(letters or refuse("Which? Use --letter."))
     records = [{**_record(each), "columns": json.loads(row_text(each.row))} for each in found]
     if as_json:
         print_json(versioned("relay dead show", {"letters": records}))
@@ -76,20 +77,21 @@ def replay(*, outbox: Outbox, letters: Numbers = None, every: All = False) -> No
     Their messages are made anew with the layout that is given here, so a corrected mapping is applied.
     """
     with outbox.relay() as relay:
-        say(f"Published {counted(relay.replay(_chosen(relay, letters, every=every)), 'dead letter')}.")
+        say(f"Published {counted(relay.replay(chosen_letters(relay.dead_letters, letters, every=every)), 'dead letter')}.")
 
 
 @dead.command()
 @grouped
 def drop(*, outbox: Outbox, letters: Numbers = None, every: All = False, yes: Yes = False) -> None:
     """Delete rows that could not be sent; their messages are never sent then."""
-    with outbox.relay() as relay:
-        chosen = _chosen(relay, letters, every=every)
+    with outbox.dead_letters() as of_relay:
+        chosen = chosen_letters(of_relay, letters, every=every)
         confirm(f"Delete {counted(len(chosen), 'dead letter')}?", yes=yes)
-        say(f"Deleted {counted(relay.dead_letters.drop(chosen), 'dead letter')}.")
+        say(f"Deleted {counted(of_relay.drop(chosen), 'dead letter')}.")
 
 
-def _chosen(relay: Relay, letters: Sequence[int] | None, *, every: bool) -> Sequence[int]:
+def chosen_letters(of_relay: DeadLetters, letters: Sequence[int] | None, *, every: bool) -> Sequence[int]:
+    """The numbers that are given, or those of all dead letters."""
     if bool(letters) == every:
         refuse("Use either --letter or --all.")
-    return letters or [each.id for each in relay.dead_letters.oldest(_EVERY)]
+    return letters or [each.id for each in of_relay.oldest(_EVERY)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import typer
 
-from dualwrite.cli.options import Target, pairs
+from dualwrite.cli.options import Target, pairs, store_for
+from dualwrite.outbox.dead_letters import DeadLetters
+from dualwrite.outbox.drain import sql_store
 from dualwrite.outbox.layout import LAYOUTS, OutboxLayout
 from dualwrite.relay import Relay, RelayOptions
 
@@ -66,6 +70,14 @@ class Outbox(Target):
         if self.header is not None:
             changes["header_columns"] = MappingProxyType(pairs(self.header, "--header"))
         return replace(LAYOUTS[self.layout], **changes)
+
+    @contextmanager
+    def dead_letters(self) -> Iterator[DeadLetters]:
+        """The dead letters, without a look at the outbox: a journal has none."""
+        with store_for(self.settings()) as store:
+            letters = DeadLetters(sql_store(store), self.name or f"relay.{self.chosen().table}")
+            letters.check()
+            yield letters
 
     def relay(self, **options: Any) -> Relay:
         """The relay, with further options of `RelayOptions`; the caller closes it."""

@@ -1,7 +1,8 @@
 """`dualwrite status`: whether all is well or what to run next, the transactional ids, and their state at Kafka. Read-only.
 
 Exit codes: 0 nothing is to be done, 1 a `DualWriteError`, or ids on another Kafka cluster, 2 usage error, 3 something is to be
-done: a transaction waits for recovery, a lost one to be published again, or an unverified one for acknowledgement.
+done: a transaction waits for recovery, a lost one to be published again, or an unverified one for acknowledgement; or nobody
+publishes a journal.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from dualwrite.cli.journal import journal_record
+from dualwrite.cli.journal_output import next_command, waiting_lines, waiting_record
 from dualwrite.cli.needs import Seen, needed, verdict_lines
 from dualwrite.cli.offsets import GROUPS, Shown, group_records, shown_of, with_kafka
 from dualwrite.cli.options import (
     LONGER,
     AsJson,
+    Given,
     JsonGroup,
     Longer,
     Prefix,
@@ -34,13 +36,13 @@ from dualwrite.cli.output import Columns, Record, print_json, show_records, show
 from dualwrite.cli.recover_jobs import JOBS, job_record, jobs_of
 from dualwrite.cli.recovery_output import lost_record
 from dualwrite.cli.texts import description_words, in_natural_order, now_ms, time_text
-from dualwrite.errors import BrokerError, StateTableMissingError
+from dualwrite.errors import BrokerError
 from dualwrite.jobs.rules import JobRow
+from dualwrite.outbox.journal_state import JournalState, open_journals
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.state import TransactionDescription, TransactionStatus
-from dualwrite.stores.base import StateRow, TxnStateStore
-from dualwrite.stores.journal import GateStatus
+from dualwrite.stores.base import StateRow
 from dualwrite.stores.leases import Lease
 from dualwrite.transactional_id import LANE_MARK, TransactionalId
 
@@ -68,7 +70,8 @@ def status(
     consumer groups with positions in the database by their id; `dualwrite offsets list` shows each position.
 
     The exit code is 3 if something is to be done: for a transaction that has been open for longer than `--longer-than` on an id
-    that no pool has leased, for an id whose pool is gone, or for a lost or unverified transaction.
+    that no pool has leased, for an id whose pool is gone, for a lost or unverified transaction, or for a
+    journal that nobody publishes.
     """
     settings = target.settings()
     found = in_database(settings, prefix)
@@ -77,15 +80,13 @@ def status(
     shown = found.only({each.transactional_id for each in to_do}) if problems else found
     if as_json:
         needs = [each.record(target) for each in to_do]
-        print_json(versioned("status", {"to_do": needs, **shown.fields(), "error": failure}))
+        print_json(versioned("status", {"to_do": needs, **shown.fields(target), "error": failure}))
     else:
         for line in verdict_lines(to_do, target) or [_all_is_well(found, prefix)]:
             say(line)
         for journal in found.journals:
-            say(
-                f"The journal of {journal.prefix} is open: {counted(journal.entries or 0, 'message')} to be published. "
-                "See `dualwrite journal list`."
-            )
+            for line in waiting_lines(journal, target, kafka_answers=found.kafka_answers):
+                say(line)
         show_status(shown, wide=wide, everything=everything or problems)
     if failure is not None:
         typer.echo(f"Could not be read from Kafka: {', '.join(found.unread or ())}.", err=True)
@@ -94,7 +95,7 @@ def status(
         names = ", ".join(row.transactional_id for row in found.elsewhere)
         say(f"Not on this Kafka cluster ({found.cluster_id}): {names}. Give the address of their cluster.", err=True)
         raise typer.Exit(1)
-    if to_do:
+    if to_do or any(next_command(each, target, kafka_answers=found.kafka_answers) for each in found.journals):
         raise typer.Exit(TO_DO)
 
 
@@ -125,7 +126,7 @@ class StatusData:
         leases: The leases of pools, by logical id.
         jobs: The jobs.
         positions: The positions of consumer groups.
-        journals: Those whose gate is open.
+        journals: Those whose gate is open, or that have entries.
         other_ids: How many ids begin otherwise, if none begins with the prefix.
         cluster_id: Kafka's `cluster.id`; None if Kafka was not asked.
         seen: What the coordinators report; without ids that are on another cluster (rule CL).
@@ -139,7 +140,7 @@ class StatusData:
     jobs: list[JobRow]
     positions: list[Shown]
     other_ids: int = 0
-    journals: tuple[GateStatus, ...] = ()
+    journals: tuple[JournalState, ...] = ()
     cluster_id: str | None = None
     seen: dict[str, dict[int, TransactionDescription | None]] = field(default_factory=dict)
     of_other_databases: list[str] | None = None
@@ -149,6 +150,13 @@ class StatusData:
     def elsewhere(self) -> list[StateRow]:
         """The rows of ids on another Kafka cluster than the one that was asked."""
         return [row for row in self.rows if self.cluster_id is not None and row.cluster_id not in ("", self.cluster_id)]
+
+    @property
+    def kafka_answers(self) -> bool | None:
+        """Whether Kafka answers; None if it was not asked."""
+        if self.unread is None or not (self.rows or self.positions):
+            return None
+        return not self.unread
 
     @property
     def by_id(self) -> dict[str, list[StateRow]]:
@@ -172,13 +180,13 @@ class StatusData:
         leases = {name: each for name, each in self.leases.items() if name in ids}
         return replace(self, rows=rows, leases=leases, jobs=[], positions=[])
 
-    def fields(self) -> Record:
+    def fields(self, given: Given) -> Record:
         """The fields of the document."""
         return {
             "ids": [_id_record(lanes, self.seen) for lanes in self.by_id.values()],
             "leases": list(map(lease_record, self.leases.values())),
             "jobs": list(map(job_record, self.jobs)),
-            "journals": list(map(journal_record, self.journals)),
+            "journals": [waiting_record(each, given, kafka_answers=self.kafka_answers) for each in self.journals],
             "groups": group_records(self.positions),
             "of_other_databases": self.of_other_databases,
         }
@@ -206,17 +214,6 @@ def in_database(settings: Settings, prefix: str) -> StatusData:
             others,
             open_journals(store, prefix),
         )
-
-
-def open_journals(store: TxnStateStore, prefix: str) -> tuple[GateStatus, ...]:
-    """The open journals of pools whose ids begin with the prefix."""
-    if store.journal is None:
-        return ()
-    try:
-        found = store.journal.gates(counts=True)
-    except StateTableMissingError:  # the user's own migrations, for writers without a journal
-        return ()
-    return tuple(each for each in found if each.is_open and f"{each.prefix}.".startswith(prefix))
 
 
 def read_from_kafka(found: StatusData, settings: Settings) -> BrokerError | None:

@@ -5,8 +5,8 @@ Exit codes: 0 nothing is stuck, 1 something is stuck, or the output is incomplet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -18,7 +18,8 @@ from rich.console import RenderableType
 
 from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin
 from dualwrite.admin.decisions import Decided, Decisions, is_made_by_dualwrite
-from dualwrite.cli.options import LONGER, AsJson, Given, Longer, Wide, counted, decisions_for, grouped, say
+from dualwrite.cli.journal_output import waiting_lines, waiting_record
+from dualwrite.cli.options import LONGER, AsJson, Given, Longer, Wide, counted, decisions_for, grouped, say, store_for
 from dualwrite.cli.output import Columns, Record, cells, show, table_of, terminal_width
 from dualwrite.cli.texts import error_text, now_ms, seconds_text
 from dualwrite.cli.tool_options import ClusterAndDatabase, ToolGroup, end
@@ -30,7 +31,9 @@ from dualwrite.cli.transactions_output import (
     stuck_record,
     unreadable_record,
 )
-from dualwrite.errors import StoreError, UnknownGroupError
+from dualwrite.errors import BrokerUnavailableError, StoreError, UnknownGroupError
+from dualwrite.outbox.journal_state import JournalState, open_journals
+from dualwrite.settings import Settings
 from dualwrite.stores.positions import Partition
 
 UNREAD: Final = "The positions of groups in the database are missing"
@@ -57,24 +60,27 @@ class Where:
 def stuck(*, where: Where, cluster: ClusterAndDatabase, wide: Wide = False, as_json: AsJson = False) -> None:
     """Show where `read_committed` consumers wait for an open transaction: since when, who owns it, and which groups wait.
 
-    With a database, also show what it decided about the transaction, and the positions that groups keep there. The last lines
-    are the commands to run next: `dualwrite transactions complete` ends a transaction as the database decided, `dualwrite
-    transactions abort` one that hangs. Short transactions are left out: see `--longer-than`.
+    With a database, also show what it decided about the transaction, the positions that groups keep there, and open journals:
+    what they wait for, and for whom. The last lines are the commands to run next: `dualwrite transactions complete` ends a
+    transaction as the database decided, `dualwrite transactions abort` one that hangs. Short transactions are left out: see
+    `--longer-than`.
     """
     settings = cluster.settings()
-    with cluster.admin() as admin, ExitStack() as opened:
+    journals = Journals() if settings.database_url is None else _open_journals(settings)
+    with cluster.admin() as admin, _shown_without_kafka(journals, cluster, as_json=as_json), ExitStack() as opened:
         decisions = cache(lambda: opened.enter_context(decisions_for(settings)))  # opened on first use
         seen = look(admin, None if settings.database_url is None else decisions, where)
-    found = seen.found
+    found, is_complete = seen.found, seen.complete and journals.unread is None
     commands = [next_command(one, seen.decided, cluster) for one in found.partitions]
     records = seen.records(now_ms())
     if as_json:
         fields = {
             "searched_partitions": found.searched,
             "stuck": [{**one, "next_command": command} for one, command in zip(records, commands, strict=True)],
+            "journals": [waiting_record(each, cluster, kafka_answers=True) for each in journals.states],
             "unreadable": [unreadable_record(one) for one in found.unreadable],
         }
-        print_document("stuck", fields, complete=seen.complete, problems=found.problems, hidden=found.hidden)
+        print_document("stuck", fields, complete=is_complete, problems=found.problems, hidden=found.hidden)
     else:
         if found.partitions:
             show(stuck_table(records, wide=wide, width=terminal_width()))
@@ -84,11 +90,14 @@ def stuck(*, where: Where, cluster: ClusterAndDatabase, wide: Wide = False, as_j
         else:
             partitions = counted(found.searched, "partition")
             typer.echo(f"No consumer waits in {partitions} for a transaction older than {where.longer:g} s.")
+        journals.show(cluster, kafka_answers=True)
         show_unreadable(found.unreadable)
         show_problems(found.problems, found.hidden)
     if seen.unread is not None:
         typer.echo(f"{UNREAD}: {error_text(seen.unread)}", err=True)
-    end(found=bool(found.partitions or found.problems) or not seen.complete)
+    if journals.unread is not None:
+        typer.echo(f"The journals in the database are missing: {error_text(journals.unread)}", err=True)
+    end(found=bool(found.partitions or found.problems or journals.states) or not is_complete)
 
 
 def next_command(one: StuckPartition, decided: Mapping[str, Decided], given: Given) -> str:
@@ -107,6 +116,42 @@ def next_command(one: StuckPartition, decided: Mapping[str, Decided], given: Giv
         return f"{given.command('stuck')} --url URL"  # of the database that decides
     does = "describe" if database is None or database.plan is None or database.error is not None else "complete"
     return given.command("transactions", does, holder.transactional_id)
+
+
+# --- journals ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Journals:
+    """The journals of the database that are open, or have entries; `unread` if they could not be read."""
+
+    states: tuple[JournalState, ...] = ()
+    unread: StoreError | None = None
+
+    def show(self, given: Given, *, kafka_answers: bool | None) -> None:
+        """Say what each waits for, and for whom."""
+        for state in self.states:
+            for line in waiting_lines(state, given, kafka_answers=kafka_answers):
+                say(line)
+
+
+def _open_journals(settings: Settings) -> Journals:
+    with store_for(settings) as store:
+        try:
+            return Journals(open_journals(store))
+        except StoreError as error:
+            return Journals(unread=error)
+
+
+@contextmanager
+def _shown_without_kafka(journals: Journals, given: Given, *, as_json: bool) -> Iterator[None]:
+    """If Kafka does not answer, show at least the journals, which then wait for it."""
+    try:
+        yield
+    except BrokerUnavailableError:
+        if not as_json:
+            journals.show(given, kafka_answers=False)
+        raise
 
 
 # --- one search, for `watch` too --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dualwrite.admin.requests import Brokers
 from dualwrite.deadline import Deadline
 from dualwrite.diagnosis.database_findings import judge_database
 from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Guarantee, Promise, Severity, promise
+from dualwrite.diagnosis.journal_findings import TABLES_MISSING, judge_journal
 from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_topic, judge_two_phase
 from dualwrite.diagnosis.retention_findings import judge_retention
 from dualwrite.errors import ConfigurationError, DualWriteError, StateTableMissingError
@@ -31,6 +32,7 @@ from dualwrite.kafka.inspect import (
     settings_in,
     settings_request,
 )
+from dualwrite.outbox.journal_state import read_journals
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import copied, moved
@@ -94,7 +96,8 @@ def examine(settings: Settings, *, topics: Iterable[str] = (), timeout: float = 
     found = _examined_cluster(settings, topics, timeout) if _SERVERS in settings.kafka else _NOTHING
     if settings.database_url is not None:
         seen = "" if found.kafka is None else found.kafka.cluster_id
-        database, more = _examined_database(settings.database_url, settings.schema, seen_cluster_id=seen)
+        answers = None if _SERVERS not in settings.kafka else found.kafka is not None
+        database, more = _examined_database(settings.database_url, settings.schema, seen_cluster_id=seen, kafka_answers=answers)
         found = replace(found, database=database, findings=(*found.findings, *more))
     return replace(found, findings=tuple(sorted(found.findings, key=lambda finding: _ORDER.index(finding.severity))))
 
@@ -141,7 +144,9 @@ def _message_max_bytes(properties: Mapping[str, Any]) -> int:
         ) from error
 
 
-def _examined_database(url: str, schema: str | None, *, seen_cluster_id: str) -> tuple[DatabaseFacts | None, list[Finding]]:
+def _examined_database(
+    url: str, schema: str | None, *, seen_cluster_id: str, kafka_answers: bool | None
+) -> tuple[DatabaseFacts | None, list[Finding]]:
     from dualwrite import migration  # noqa: PLC0415  (alembic is slow to import; --help must not wait for it)
 
     try:
@@ -162,9 +167,18 @@ def _examined_database(url: str, schema: str | None, *, seen_cluster_id: str) ->
                 why_no_marks=None if problem else store.why_no_marks(),
                 elsewhere=() if problem else _on_other_clusters(store, seen_cluster_id),
             )
+            journals = [] if problem else _journals(store, kafka_answers=kafka_answers)
     except DualWriteError as error:
         return None, [_broken("database", error)]
-    return facts, judge_database(facts)
+    return facts, [*judge_database(facts), *journals]
+
+
+def _journals(store: TxnStateStore, *, kafka_answers: bool | None) -> list[Finding]:
+    try:
+        states = read_journals(store)
+    except StateTableMissingError:
+        return [TABLES_MISSING]
+    return [finding for state in states for finding in judge_journal(state, kafka_answers=kafka_answers)]
 
 
 def two_phase_by_broker(config: KafkaConfig, *, timeout: float) -> dict[int, bool | None]:

@@ -37,7 +37,7 @@ class Finding:
 
     Args:
         severity: How much it matters.
-        about: What it concerns: `kafka`, `topic <name>` or `database`.
+        about: What it concerns: `kafka`, `topic <name>`, `database`, `journal` or `journal <prefix>`.
         what: The finding, as a sentence.
         change: The setting or step that fixes it, if there is one; of an UNKNOWN, where to look.
     """

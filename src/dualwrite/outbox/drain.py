@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -286,6 +286,31 @@ def own_statements(begun: OpenTransaction) -> AbstractContextManager[Connection]
     transaction = begun.store_transaction
     assert isinstance(transaction, SqlStoreTransaction)
     return transaction.own_statements()
+
+
+def replay(
+    writer: DualWriter[Any], letters: DeadLetters, ids: Collection[int], message_of: Callable[[Mapping[str, Any]], Message]
+) -> int:
+    """Publish dead letters, each once: in a dual write that removes it from them. Returns how many there were.
+
+    Args:
+        writer: An open writer on the database.
+        letters: The dead letters.
+        ids: Their numbers; those that don't exist (any more) are ignored.
+        message_of: The message of a row.
+
+    Raises:
+        InvalidMessageError, MessageRefusedError, MessageTooLargeError, UnknownTopicError: One of them can't be sent; none was
+            published.
+        DualWriteError: As for `DualWriter.transaction`.
+    """
+    with writer.transaction() as tx:
+        begun = opened(tx)
+        with own_statements(begun) as connection:
+            taken = letters.taken(connection, ids)
+        if messages := [message_of(each.row) for each in taken]:
+            begun.send_messages(messages)
+    return len(taken)
 
 
 def sql_store(store: TxnStateStore) -> SqlStateStore:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, Final
 
 from sqlalchemy import Connection
 
-from dualwrite.errors import StoreError
+from dualwrite.errors import DualWriteError, StoreError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Message
 from dualwrite.outbox.dead_letters import DeadLetters
@@ -17,9 +19,10 @@ from dualwrite.outbox.source import Source
 from dualwrite.recipe.journaling import message_of
 from dualwrite.recovery.report import lost_error
 from dualwrite.stores.journal import is_open
+from dualwrite.stores.leases import Lease, LeaseStore
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.sql_journal import (
-    change_gate,
+    close_gate,
     delete_entries,
     entry_of_row,
     first_entries,
@@ -39,6 +42,9 @@ _LAST_SECONDS: Final = 2.0
 
 _LOCK_LIMIT: Final = 2.0
 """Seconds that closing waits for those who write into the journal; a transaction of theirs may be paused."""
+
+_LEASE: Final = 15.0
+"""Seconds after which another process drains, if this one has died."""
 
 
 def drainer_id(prefix: str) -> str:
@@ -74,12 +80,60 @@ class JournalSource(Source):
                 next_step="nothing was published; leave the table to dualwrite",
             )
 
+    @staticmethod
+    def message(columns: Mapping[str, Any]) -> Message:
+        """The message of an entry that is among the dead letters, by its columns."""
+        return message_of(entry_of_row(SimpleNamespace(**columns)))
+
     def identify(self, row: Any) -> str:
         return str(row.id)
 
     def whole(self, connection: Connection, row: Any) -> Mapping[str, Any]:
         del connection
         return dict(row._mapping)  # noqa: SLF001  (public, in spite of its name)
+
+
+class DrainLease:
+    """The lease on the drainer's id: one process at a time drains. It only saves work: claiming the id stops the others.
+
+    Args:
+        leases: The database's leases.
+        prefix: The prefix of the journal.
+        owner: This process, as nobody else is named.
+    """
+
+    def __init__(self, leases: LeaseStore, prefix: str, owner: str) -> None:
+        self._leases = leases
+        self._id = drainer_id(prefix)
+        self._owner = owner
+        self._until = 0.0
+
+    def is_ours(self) -> bool:
+        """Whether this process drains: it gets the lease if that is free, and renews it at half its time."""
+        now = time.monotonic()
+        if now < self._until - _LEASE / 2:
+            return True
+        leased = self._leases.acquire([self._id], self._owner, seconds=_LEASE)
+        self._until = now + _LEASE if self._id in leased else 0.0
+        return bool(leased)
+
+    def held_by(self) -> Lease | None:
+        """The lease of another process, if there is one that has not ended."""
+        for each in self._leases.entries(self._id):
+            if each.transactional_id == self._id and each.owner != self._owner and not each.has_ended:
+                return each
+        return None
+
+    def give_up(self) -> None:
+        """Another process drains; the lease may be its own."""
+        self._until = 0.0
+
+    def release(self) -> None:
+        """Let another process drain at once."""
+        if self._until:
+            self._until = 0.0
+            with suppress(DualWriteError):  # it ends by itself
+                self._leases.release([self._id], self._owner)
 
 
 class JournalDrain:
@@ -153,7 +207,7 @@ class JournalDrain:
                 return False
         self._check_none_lost()
         hit("journal_before_close")
-        return change_gate(connection, self._prefix, epoch, self._owner)
+        return close_gate(connection, self._prefix, epoch, self._owner)
 
     def _close_on_sqlite(self) -> bool:
         """The same in one transaction of the drainer's id, beside which nobody can write.
@@ -173,4 +227,4 @@ class JournalDrain:
                 begun.send_messages([message for row in rows for message in self._source.messages(row)])
             with own_statements(begun) as connection:
                 self._source.remove(connection, rows)
-                return change_gate(connection, self._prefix, epoch, self._owner)
+                return close_gate(connection, self._prefix, epoch, self._owner)

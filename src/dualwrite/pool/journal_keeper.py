@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
 from dualwrite.errors import DualWriteError, FencedError
 from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.outages import level_of
-from dualwrite.outbox.journal_drain import JournalDrain, drainer_id
-from dualwrite.recipe.journaling import Journal, JournalLimits
+from dualwrite.outbox.journal_drain import DrainLease, JournalDrain, drainer_id
+from dualwrite.recipe.journaling import Journal
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.writer import DualWriter
 
@@ -23,9 +22,6 @@ _TICK: Final = 0.5
 
 _LOOK: Final = 5.0
 """Seconds between two looks while it is closed: another process may have opened it and died."""
-
-_LEASE: Final = 15.0
-"""Seconds after which another process drains, if this one has died."""
 
 _SHARE: Final = 20
 """Counting the entries takes at most this fraction of the time."""
@@ -39,7 +35,6 @@ class JournalKeeper:
 
     Args:
         journal: The journal.
-        limits: How much it may contain.
         leases: One process at a time drains. The lease only says which; its claim of the drainer's id stops the others.
         probe: Asks Kafka for something within a second; raises if it does not answer.
         open_drainer: Opens a writer on an id.
@@ -49,15 +44,12 @@ class JournalKeeper:
     def __init__(
         self,
         journal: Journal,
-        limits: JournalLimits,
         leases: LeaseStore,
         probe: Callable[[], object],
         open_drainer: Callable[[str], DualWriter[Any]],
         closed: Callable[[], None],
     ) -> None:
         self._journal = journal
-        self._limits = limits
-        self._leases = leases
         self._probe = probe
         self._open_drainer = open_drainer
         self._closed = closed
@@ -65,7 +57,7 @@ class JournalKeeper:
         self._stopping = threading.Event()
         self._writer: DualWriter[Any] | None = None
         self._drain: JournalDrain | None = None
-        self._leased_until = 0.0
+        self._lease = DrainLease(leases, journal.prefix, journal.owner)
         self._next_count = 0.0
         self._pause = _TICK
         self._thread = threading.Thread(target=self._run, name=f"dualwrite journal {journal.prefix}", daemon=True)
@@ -107,7 +99,7 @@ class JournalKeeper:
         try:
             self._look()
             needs_kafka = self._journal.is_open or self._journal.is_lost
-            if needs_kafka and self._answers() and self._journal.is_open and self._is_ours():
+            if needs_kafka and self._answers() and self._journal.is_open and self._lease.is_ours():
                 self._empty()
             self._pause = _TICK
         except Exception as error:  # whatever it is, the journal must be drained some day
@@ -132,7 +124,7 @@ class JournalKeeper:
         if counts:
             took = time.monotonic() - now
             self._next_count = time.monotonic() + max(1.0, _SHARE * took)
-            self._journal.full = self._limits.reached(status, time.time())
+            self._journal.full = self._journal.limits.reached(status, time.time())
 
     def _answers(self) -> bool:
         """Whether Kafka answers."""
@@ -144,15 +136,6 @@ class JournalKeeper:
         self._journal.is_lost = False
         return True
 
-    def _is_ours(self) -> bool:
-        """Whether this process drains: it has the lease, which is renewed at half its time."""
-        now = time.monotonic()
-        if now < self._leased_until - _LEASE / 2:
-            return True
-        leased = self._leases.acquire([self._id], self._journal.owner, seconds=_LEASE)
-        self._leased_until = now + _LEASE if self._id in leased else 0.0
-        return bool(leased)
-
     def _empty(self) -> None:
         """Drain until the gate is closed."""
         if self._drain is None:
@@ -160,13 +143,13 @@ class JournalKeeper:
             self._drain = JournalDrain(self._writer, self._journal.prefix, self._journal.owner)
         try:
             while self._drain.step():
-                if self._stopping.is_set() or not self._is_ours():
+                if self._stopping.is_set() or not self._lease.is_ours():
                     return
                 if time.monotonic() >= self._next_count:
                     self._look()
         except FencedError as error:
             log.info("another process drains the journal now: %s", error, prefix=self._journal.prefix)
-            self._leased_until = 0.0
+            self._lease.give_up()
             self._close_writer()
             return
         log.info("the journal is empty, and its gate is closed", prefix=self._journal.prefix)
@@ -175,10 +158,7 @@ class JournalKeeper:
 
     def _release(self) -> None:
         self._close_writer()
-        if self._leased_until:
-            self._leased_until = 0.0
-            with suppress(DualWriteError):  # it ends by itself
-                self._leases.release([self._id], self._journal.owner)
+        self._lease.release()
 
     def _close_writer(self) -> None:
         writer, self._writer, self._drain = self._writer, None, None

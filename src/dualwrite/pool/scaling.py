@@ -20,8 +20,8 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.logs import SubjectLogger
 from dualwrite.pool.calls import Call
 from dualwrite.pool.writers import Writers
-from dualwrite.recipe.journaling import JournalLimits
 from dualwrite.settings import Acknowledge, WhenKafkaIsDown, check_count, check_seconds, validate_acknowledge
+from dualwrite.stores.journal import JournalLimits
 
 log = SubjectLogger(__name__)
 

@@ -12,7 +12,6 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from dualwrite.errors import DualWriteError, JournalFullError, JournalSwitchedError, StoreError, UsageError
@@ -22,9 +21,8 @@ from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers
 from dualwrite.observability.events import JournalClosed, JournalOpened
 from dualwrite.outages import is_no_answer
-from dualwrite.settings import check_count, check_seconds
 from dualwrite.state import ConsumedOffset, Delivery, PreparedTxnState
-from dualwrite.stores.journal import GateStatus, JournalEntry, JournalStore, is_open
+from dualwrite.stores.journal import JournalEntry, JournalLimits, JournalStore, is_open
 
 log = SubjectLogger(__name__)
 
@@ -35,40 +33,6 @@ COMMIT_LIMIT: Final = 5.0
 """Seconds that a block waits for Kafka's commit, and for each step of resolving it, once the database has committed."""
 
 
-@dataclass(frozen=True, slots=True)
-class JournalLimits:
-    """How much a journal may contain.
-
-    Args:
-        entries: The maximum number of messages.
-        size: The maximum number of bytes of keys and values.
-        age: The maximum number of seconds for which the gate may be open.
-
-    Raises:
-        ConfigurationError: A value is out of range.
-    """
-
-    entries: int = 1_000_000
-    size: int = 1_000_000_000
-    age: float = 86_400.0
-
-    def __post_init__(self) -> None:
-        for name in ("entries", "size"):
-            check_count(name, getattr(self, name))
-        check_seconds("age", self.age)
-
-    def reached(self, status: GateStatus, now: float) -> str | None:
-        """Which limit a journal has reached, in words; None if none."""
-        if (status.entries or 0) >= self.entries:
-            return f"it has {status.entries} messages (the limit is {self.entries})"
-        if (status.size or 0) >= self.size:
-            return f"its messages have {status.size} bytes (the limit is {self.size})"
-        age = now - status.changed_at.timestamp()
-        if status.is_open and age >= self.age:
-            return f"Kafka has been down for {age:.0f} s (the limit is {self.age:g})"
-        return None
-
-
 class Journal:
     """The journal of a prefix, as the writers of one process see it. Thread-safe.
 
@@ -77,13 +41,15 @@ class Journal:
         is_open: Whether the gate was open when this process has read it last; each transaction reads it.
         is_lost: Whether Kafka did not answer when it was needed last.
         changed: Set when `is_open` has become true; whoever drains the journal waits for it.
+        limits: How much it may contain.
         full: Which limit is reached, in words; kept up to date by whoever drains it.
     """
 
-    def __init__(self, store: JournalStore, prefix: str, owner: str) -> None:
+    def __init__(self, store: JournalStore, prefix: str, owner: str, limits: JournalLimits) -> None:
         self.prefix = prefix
         self.store = store
         self.owner = owner
+        self.limits = limits
         self.is_open = False
         self.is_lost = False
         self.changed = threading.Event()
@@ -124,7 +90,7 @@ class Journal:
             return False
         self.is_lost = True
         if not self.is_open:
-            if self.store.open(self.prefix, self.owner):
+            if self.store.open(self.prefix, self.owner, self.limits):
                 log.warning("Kafka does not answer: messages go into the journal from now on: %s", error, prefix=self.prefix)
             with self._lock:
                 self._epoch += not is_open(self._epoch)  # at least

@@ -20,7 +20,7 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.outages import database_at, level_of
 from dualwrite.outbox.dead_letters import DeadLetters
-from dualwrite.outbox.drain import Drain, Turn, own_statements, sql_store
+from dualwrite.outbox.drain import Drain, Turn, replay, sql_store
 from dualwrite.outbox.outbox_sql import Shard
 from dualwrite.outbox.outbox_table import OutboxTable
 from dualwrite.pool.pool_ids import RENEWALS, Adoption, LeasedIds
@@ -35,7 +35,6 @@ from dualwrite.settings import Settings
 from dualwrite.stopping import StopFlag, stopped_by_sigterm
 from dualwrite.stores.leases import numbered
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.transaction import opened
 from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
 
@@ -407,14 +406,8 @@ class Relay:
         without = frozenset(self._sources)
         name = self._store.leases.lease(self._name, self._ids.owner, 1, seconds=self._options.lease, without=without)[0]
         try:
-            with self._open_writer(name) as writer, writer.transaction() as tx:
-                begun = opened(tx)
-                with own_statements(begun) as connection:
-                    taken = self._dead_letters.taken(connection, ids)
-                messages = [self._options.layout.message(each.row) for each in taken]
-                if messages:
-                    begun.send_messages(messages)
-            return len(taken)
+            with self._open_writer(name) as writer:
+                return replay(writer, self._dead_letters, ids, self._options.layout.message)
         finally:
             with suppress(DualWriteError):  # it ends by itself
                 self._store.leases.release([name], self._ids.owner)

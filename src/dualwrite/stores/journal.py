@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from dualwrite.settings import check_count, check_seconds
 from dualwrite.stores.rows import Claim
 from dualwrite.stores.store_transaction import StoreTransaction
 
@@ -40,6 +41,40 @@ def is_open(epoch: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalLimits:
+    """How much a journal may contain.
+
+    Args:
+        entries: The maximum number of messages.
+        size: The maximum number of bytes of keys and values.
+        age: The maximum number of seconds for which the gate may be open.
+
+    Raises:
+        ConfigurationError: A value is out of range.
+    """
+
+    entries: int = 1_000_000
+    size: int = 1_000_000_000
+    age: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        for name in ("entries", "size"):
+            check_count(name, getattr(self, name))
+        check_seconds("age", self.age)
+
+    def reached(self, status: GateStatus, now: float) -> str | None:
+        """Which limit a journal has reached, in words; None if none."""
+        if (status.entries or 0) >= self.entries:
+            return f"it has {status.entries} messages (the limit is {self.entries})"
+        if (status.size or 0) >= self.size:
+            return f"its messages have {status.size} bytes (the limit is {self.size})"
+        age = now - status.changed_at.timestamp()
+        if status.is_open and age >= self.age:
+            return f"Kafka has been down for {age:.0f} s (the limit is {self.age:g})"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class GateStatus:
     """The gate of a prefix, and what is in its journal.
 
@@ -50,6 +85,7 @@ class GateStatus:
         changed_by: That process.
         entries: The number of messages in the journal; None if they were not counted.
         size: Bytes of their keys and values; None if they were not counted.
+        limits: Those of the process that has opened it the last time; None if it was never open. Each process keeps to its own.
     """
 
     prefix: str
@@ -58,6 +94,7 @@ class GateStatus:
     changed_by: str
     entries: int | None = None
     size: int | None = None
+    limits: JournalLimits | None = None
 
     @property
     def is_open(self) -> bool:
@@ -113,5 +150,5 @@ class JournalStore(ABC):
         """The first entries whose number is above `after`, in their order."""
 
     @abstractmethod
-    def open(self, prefix: str, owner: str) -> bool:
-        """Open the gate; False if it is open already."""
+    def open(self, prefix: str, owner: str, limits: JournalLimits) -> bool:
+        """Open the gate, and record the limits for those who look at it; False if it is open already."""

@@ -8,12 +8,12 @@ from typing import Any, Final
 from sqlalchemy import Connection, bindparam, func, insert, select
 
 from dualwrite.errors import StoreError
-from dualwrite.stores.journal import GateStatus, JournalStore, NumberedEntry, is_open
+from dualwrite.stores.journal import GateStatus, JournalLimits, JournalStore, NumberedEntry, is_open
 from dualwrite.stores.rows import Claim
 from dualwrite.stores.sql.dialect import ErrorClass
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.sql_context import StoreContext
-from dualwrite.stores.sql.sql_journal import change_gate, entry_of_row, lock_gate
+from dualwrite.stores.sql.sql_journal import entry_of_row, lock_gate, open_gate
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
 from dualwrite.stores.sql.tables import gate_table as g
 from dualwrite.stores.sql.tables import journal_table as j
@@ -73,17 +73,18 @@ class SqlJournal(JournalStore):
 
         return self._short.query(work, "reading journal entries")
 
-    def open(self, prefix: str, owner: str) -> bool:
+    def open(self, prefix: str, owner: str, limits: JournalLimits) -> bool:
         def work(connection: Connection) -> bool:
             epoch = lock_gate(connection, prefix)
-            return epoch is not None and not is_open(epoch) and change_gate(connection, prefix, epoch, owner)
+            return epoch is not None and not is_open(epoch) and open_gate(connection, prefix, epoch, owner, limits)
 
         return self._short.run(work, "opening the journal's gate")
 
 
 def _status(row: Any, counted: Any, *, counts: bool) -> GateStatus:
-    entries = size = 0
-    if counted is not None:
-        entries, size = int(counted.entries), int(counted.size)
-    status = GateStatus(row.prefix, row.epoch, row.changed_at, row.changed_by)
-    return status if not counts else GateStatus(row.prefix, row.epoch, row.changed_at, row.changed_by, entries, size)
+    entries: int | None = None
+    size: int | None = None
+    if counts:
+        entries, size = (0, 0) if counted is None else (int(counted.entries), int(counted.size))
+    limits = None if row.max_entries is None else JournalLimits(row.max_entries, row.max_size, row.max_age_ms / 1000)
+    return GateStatus(row.prefix, row.epoch, row.changed_at, row.changed_by, entries, size, limits)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, select, update
 
 from dualwrite.errors import JournalSwitchedError
-from dualwrite.stores.journal import JournalEntry, is_open
+from dualwrite.stores.journal import JournalEntry, JournalLimits, is_open
 from dualwrite.stores.rows import MAX_OWNER_LENGTH
 from dualwrite.stores.sql.tables import gate_table as g
 from dualwrite.stores.sql.tables import journal_table as j
@@ -23,6 +23,7 @@ _CHANGE: Final = (
     .where(g.c.prefix == _PREFIX, g.c.epoch == bindparam("before"))
     .values(epoch=g.c.epoch + 1, changed_at=bindparam("now"), changed_by=bindparam("owner"))
 )
+_OPEN: Final = _CHANGE.values(max_entries=bindparam("entries"), max_size=bindparam("size"), max_age_ms=bindparam("age_ms"))
 _INSERT: Final = insert(j)
 _ANY: Final = select(j.c.id).where(j.c.prefix == _PREFIX).limit(1)
 _IDS: Final = select(j.c.id).where(j.c.prefix == _PREFIX).limit(bindparam("most"))
@@ -42,10 +43,19 @@ def has_many(connection: Connection, prefix: str, count: int) -> bool:
     return len(connection.execute(_IDS, {"prefix_": prefix, "most": count}).all()) >= count
 
 
-def change_gate(connection: Connection, prefix: str, epoch: int, owner: str) -> bool:
-    """Open or close the gate, if it still has this epoch."""
-    values = {"prefix_": prefix, "before": epoch, "now": datetime.now(UTC), "owner": owner[:MAX_OWNER_LENGTH]}
-    return connection.execute(_CHANGE, values).rowcount == 1
+def close_gate(connection: Connection, prefix: str, epoch: int, owner: str) -> bool:
+    """Close the gate, if it still has this epoch."""
+    return connection.execute(_CHANGE, _changing(prefix, epoch, owner)).rowcount == 1
+
+
+def open_gate(connection: Connection, prefix: str, epoch: int, owner: str, limits: JournalLimits) -> bool:
+    """Open the gate, if it still has this epoch, and record the limits."""
+    of_limits = {"entries": limits.entries, "size": limits.size, "age_ms": round(limits.age * 1000)}
+    return connection.execute(_OPEN, {**_changing(prefix, epoch, owner), **of_limits}).rowcount == 1
+
+
+def _changing(prefix: str, epoch: int, owner: str) -> dict[str, Any]:
+    return {"prefix_": prefix, "before": epoch, "now": datetime.now(UTC), "owner": owner[:MAX_OWNER_LENGTH]}
 
 
 def lock_gate(connection: Connection, prefix: str) -> int | None:

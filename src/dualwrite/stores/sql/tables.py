@@ -235,8 +235,14 @@ gate_table: Final = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("changed_at", UtcDateTime, nullable=False),
     Column("changed_by", Words(MAX_OWNER_LENGTH), nullable=False),
+    Column("max_entries", BigInteger, nullable=True),
+    Column("max_size", BigInteger, nullable=True),
+    Column("max_age_ms", BigInteger, nullable=True),
 )
-"""One row for each prefix with a journal. `epoch` counts its openings and closings: the gate is open while it is odd."""
+"""One row for each prefix with a journal. `epoch` counts its openings and closings: the gate is open while it is odd.
+
+The limits are those of the process that has opened it the last time.
+"""
 
 
 journal_table: Final = Table(

@@ -1,0 +1,132 @@
+"""The state of a journal: what it waits for, and what `dualwrite doctor`, `stuck` and `status` say about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from dualwrite import JournalLimits
+from dualwrite.cli.journal_output import next_command, waiting_lines
+from dualwrite.cli.options import Target
+from dualwrite.diagnosis import Severity
+from dualwrite.diagnosis.journal_findings import judge_journal
+from dualwrite.outbox.journal_state import Batch, JournalState, Waits, state_of
+from dualwrite.state import PreparedTxnState
+from dualwrite.stores.base import LostKind, LostTransaction
+from dualwrite.stores.journal import GateStatus
+from dualwrite.stores.leases import Lease
+from dualwrite.stores.rows import StateRow
+from fixtures.tables import table
+
+NOW = 1_700_000_000.0
+BROKEN, WEAK, _, NOTE = Severity
+GATE = GateStatus("shop", 3, datetime.fromtimestamp(NOW - 90, UTC), "pool host:1", 7, 700, JournalLimits())
+DRAINER, POOL, OTHER = "journal host:1", "pool host:2", "pool host:3"
+ROW = StateRow("shop.journal", 1, 1, None, 0, 0, 0, (), DRAINER, datetime.fromtimestamp(NOW, UTC))
+LOST = LostTransaction(LostKind.LOST, PreparedTxnState(1, 1), 1, datetime.fromtimestamp(NOW, UTC))
+WAITING = JournalState(GATE, 90.0, None, (), Batch.NONE, 0)
+
+
+def test_who_publishes_and_who_may_is_known_by_the_leases() -> None:
+    leases = [
+        Lease("shop.1", POOL, 5.0),
+        Lease("shop.2", POOL, 5.0),
+        Lease("shop.3", OTHER, -1.0),
+        Lease("shop.journal", DRAINER, 5.0),
+        Lease("shop.journal.1", OTHER, 5.0),
+    ]
+    found = state_of(GATE, leases, None, 0, NOW)
+    assert (found.published_by, found.pools, found.age) == (DRAINER, (POOL,), 90.0)
+    assert state_of(GATE, [Lease("shop.journal", DRAINER, 0.0)], None, 0, NOW).published_by is None
+
+
+@table(
+    ("row", "leased", "batch"),
+    [
+        (None, False, Batch.NONE),
+        (replace(ROW, resolved_generation=1), False, Batch.NONE),
+        (ROW, True, Batch.OPEN),
+        (ROW, False, Batch.LEFT),
+        (replace(ROW, lost=(LOST,)), True, Batch.LOST),
+        (replace(ROW, lost=(LOST, replace(LOST, kind=LostKind.UNVERIFIED))), False, Batch.UNVERIFIED),
+    ],
+)
+def test_what_is_known_of_its_batches(row: StateRow | None, leased: bool, batch: Batch) -> None:
+    leases = [Lease("shop.journal", DRAINER, 5.0)] if leased else []
+    assert state_of(GATE, leases, row, 0, NOW).batch is batch
+
+
+@table(
+    ("changes", "kafka_answers", "waits", "severity", "command"),
+    [
+        ({}, True, Waits.PUBLISHER, WEAK, "journal drain --prefix shop"),
+        ({}, False, Waits.KAFKA, NOTE, None),
+        ({}, None, Waits.UNKNOWN, NOTE, None),
+        ({"pools": (POOL,), "age": 3.0}, True, Waits.POOL, NOTE, None),
+        ({"pools": (POOL,)}, True, Waits.POOL, WEAK, "journal drain --prefix shop"),
+        ({"published_by": DRAINER}, True, Waits.PUBLISHING, NOTE, None),
+        ({"published_by": DRAINER}, False, Waits.KAFKA, NOTE, None),
+        ({"batch": Batch.LOST}, False, Waits.LOST_BATCH, WEAK, "recover --id shop.journal --republish"),
+        ({"batch": Batch.UNVERIFIED}, True, Waits.UNVERIFIED_BATCH, WEAK, "recover --id shop.journal --acknowledge"),
+    ],
+)
+def test_what_an_open_journal_waits_for(
+    changes: dict[str, object], kafka_answers: bool | None, waits: Waits, severity: Severity, command: str | None
+) -> None:
+    state = replace(WAITING, **changes)
+    assert state.waits_for(kafka_answers=kafka_answers) is waits
+    (finding,) = judge_journal(state, kafka_answers=kafka_answers)
+    assert (finding.severity, finding.about) == (severity, "journal shop")
+    assert "7 messages" in finding.what
+    lines = waiting_lines(state, Target(url="sqlite:///x"), kafka_answers=kafka_answers)
+    assert waits.value in lines[0]
+    if command is None:
+        assert (finding.change, lines[1:]) == (None, [])
+    else:
+        assert f"dualwrite {command}" in (finding.change or "")
+        assert lines[1:] == [f"Next: dualwrite {command} --url sqlite:///x"]
+
+
+def test_a_closed_journal_is_not_mentioned() -> None:
+    closed = replace(WAITING, gate=replace(GATE, epoch=4, entries=0, size=0))
+    assert judge_journal(closed, kafka_answers=True) == []
+    assert waiting_lines(closed, Target(), kafka_answers=True) == []
+    assert closed.used is None
+
+
+def test_messages_that_are_left_behind_a_closed_gate_are_reported() -> None:
+    closed = replace(WAITING, gate=replace(GATE, epoch=4))
+    (finding,) = judge_journal(closed, kafka_answers=True)
+    assert (finding.severity, finding.change) == (BROKEN, "dualwrite journal drain --prefix shop")
+    assert "although its gate is closed" in finding.what
+    assert next_command(closed, Target(), kafka_answers=None) == "dualwrite journal drain --prefix shop"
+    assert "7 messages are left" in waiting_lines(closed, Target(), kafka_answers=None)[0]
+
+
+@table(
+    ("limits", "severity", "words"),
+    [
+        (JournalLimits(entries=9), None, ""),
+        (JournalLimits(entries=8), WEAK, "88% of a limit (8 messages)"),
+        (JournalLimits(entries=7), BROKEN, "full (its limit is 7 messages)"),
+        (JournalLimits(size=800), WEAK, "88% of a limit (800 bytes)"),
+        (JournalLimits(age=100), WEAK, "90% of a limit (100 s)"),
+        (JournalLimits(age=90), BROKEN, "full (its limit is 90 s)"),
+        (None, None, ""),
+    ],
+)
+def test_a_journal_near_its_limits_is_reported(limits: JournalLimits | None, severity: Severity | None, words: str) -> None:
+    state = replace(WAITING, gate=replace(GATE, limits=limits))
+    found = judge_journal(state, kafka_answers=False)[1:]
+    assert [each.severity for each in found] == ([] if severity is None else [severity])
+    assert all(words in each.what for each in found)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_dead_letters_are_reported(count: int) -> None:
+    closed = replace(WAITING, gate=replace(GATE, epoch=4, entries=0, size=0), dead_letters=count)
+    (finding,) = judge_journal(closed, kafka_answers=True)
+    assert finding.severity is WEAK
+    assert "shop.journal" in (finding.change or "")
