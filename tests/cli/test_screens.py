@@ -16,7 +16,7 @@ from rich.console import Console
 from cli.conftest import Crashed, Scene
 from dualwrite.admin import TransactionAdmin
 from dualwrite.cli import watch
-from dualwrite.cli.stuck import Where, look
+from dualwrite.diagnosis.stuck import look
 from fixtures.pace import LIMIT, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "transactions.md"
@@ -86,7 +86,7 @@ def test_the_screens_of_stuck_and_of_stuck_watch(scene: Scene, left: Crashed) ->
         until(lambda: consumer.poll(0.1) or consumer.assignment(), "the partitions are assigned")
         _, out, err = scene.call("stuck", "--topic", left.topic, "--longer-than", "0", *scene.at)
         with TransactionAdmin(scene.servers, timeout=LIMIT) as admin:
-            seen = watch._Seen(look(admin, None, Where(topic=left.topic, longer=0)), time.time())
+            seen = watch._Seen(look(admin, None, topic=left.topic), time.time())
     assert err == ""
     assert shown(left, out, group) == screen_of("stuck --url")
     console = Console(file=io.StringIO(), width=130)

@@ -18,7 +18,8 @@ from rich.table import Table
 from cli.conftest import Scene
 from dualwrite.admin import ActiveProducer, Holder, OpenTransaction, PartitionEnd, StuckPartition, StuckSearch, WaitingGroup
 from dualwrite.cli import watch
-from dualwrite.cli.stuck import Look, stuck_table
+from dualwrite.cli.stuck import stuck_table
+from dualwrite.diagnosis.stuck import Look
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
 from fixtures.broker import make_topic

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dualwrite.cli.texts import error_text
 from dualwrite.errors import DualWriteError, MissingDependencyError
 from dualwrite.kafka.native.compiled import is_compiled
+from dualwrite.texts import error_text
 
 if TYPE_CHECKING:
     import typer

@@ -16,25 +16,23 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import RenderableType
 
-from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin
-from dualwrite.admin.decisions import Decided, Decisions, is_made_by_dualwrite
+from dualwrite.admin import StuckPartition
+from dualwrite.admin.decisions import Decided, is_made_by_dualwrite
 from dualwrite.cli.journal_output import waiting_lines, waiting_record
-from dualwrite.cli.options import LONGER, AsJson, Given, Longer, Wide, counted, decisions_for, grouped, say, store_for
+from dualwrite.cli.options import LONGER, AsJson, Given, Longer, Wide, decisions_for, grouped, say, store_for
 from dualwrite.cli.output import Columns, Record, cells, show, table_of, terminal_width
-from dualwrite.cli.texts import error_text, now_ms, seconds_text
 from dualwrite.cli.tool_options import ClusterAndDatabase, ToolGroup, end
 from dualwrite.cli.transactions_output import (
-    decision_text,
     print_document,
     show_problems,
     show_unreadable,
-    stuck_record,
     unreadable_record,
 )
-from dualwrite.errors import BrokerUnavailableError, StoreError, UnknownGroupError
+from dualwrite.diagnosis.stuck import decision_text, groups_words, holder_words, look
+from dualwrite.errors import BrokerUnavailableError, StoreError
 from dualwrite.outbox.journal_state import JournalState, open_journals
 from dualwrite.settings import Settings
-from dualwrite.stores.positions import Partition
+from dualwrite.texts import counted, error_text, now_ms, seconds_text
 
 UNREAD: Final = "The positions of groups in the database are missing"
 
@@ -69,7 +67,13 @@ def stuck(*, where: Where, cluster: ClusterAndDatabase, wide: Wide = False, as_j
     journals = Journals() if settings.database_url is None else _open_journals(settings)
     with cluster.admin() as admin, _shown_without_kafka(journals, cluster, as_json=as_json), ExitStack() as opened:
         decisions = cache(lambda: opened.enter_context(decisions_for(settings)))  # opened on first use
-        seen = look(admin, None if settings.database_url is None else decisions, where)
+        seen = look(
+            admin,
+            None if settings.database_url is None else decisions,
+            topic=where.topic,
+            group=where.group,
+            longer_than=where.longer,
+        )
     found, is_complete = seen.found, seen.complete and journals.unread is None
     commands = [next_command(one, seen.decided, cluster) for one in found.partitions]
     records = seen.records(now_ms())
@@ -154,78 +158,7 @@ def _shown_without_kafka(journals: Journals, given: Given, *, as_json: bool) -> 
         raise
 
 
-# --- one search, for `watch` too --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Look:
-    """The result of one search, with what the database knows about it."""
-
-    found: StuckSearch
-    decided: Mapping[str, Decided]
-    """What the database decided, by transactional id; empty without a database."""
-
-    unread: StoreError | None = None
-    """The error that prevented reading the groups' positions in the database, if there was one."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is missing."""
-        return self.found.complete and self.unread is None and all(one.error is None for one in self.decided.values())
-
-    def records(self, now_ms: int) -> list[Record]:
-        """The fields of each stuck partition."""
-        return [stuck_record(one, self.decided, now_ms) for one in self.found.partitions]
-
-
-def look(admin: TransactionAdmin, decisions: Callable[[], Decisions] | None, where: Where) -> Look:
-    """Search once. `decisions` opens the database when it is needed; None if no database was given.
-
-    Raises:
-        StoreError: The group is unknown to Kafka, and its positions in the database can't be read.
-        DualWriteError: As for `TransactionAdmin.stuck`.
-    """
-    if decisions is None:
-        return Look(admin.stuck(topic=where.topic, group=where.group, longer_than=where.longer), {})
-    unread: StoreError | None = None
-
-    def stored(name: str) -> Mapping[Partition, int]:
-        nonlocal unread
-        try:
-            return {} if unread is not None else decisions().positions(name)  # the next group would run into the same timeout
-        except StoreError as error:
-            unread = error
-            return {}
-
-    try:
-        found = admin.stuck(topic=where.topic, group=where.group, longer_than=where.longer, stored=stored)
-    except UnknownGroupError as error:
-        raise unread or error from None
-    names = dict.fromkeys(name for one in found.partitions if (name := one.holder.transactional_id) is not None)
-    return Look(found, decisions().of_each(names) if names else {}, unread)
-
-
 # --- the table --------------------------------------------------------------------------------------------------------
-
-
-def _state(record: Record) -> Any:
-    if record["reason"] is None:
-        return record["state"]
-    return f"{'hangs' if Reason[record['reason']].is_conclusive else 'may hang'}: {record['why']}"
-
-
-def _groups(record: Record, shown: int | None = None) -> str:
-    texts = [f"{one['group_id']} ({_place(one)})" for one in record["groups"][:shown]]
-    more = len(record["groups"]) - len(texts)
-    return ", ".join([*texts, f"{more} more"] if more else texts)
-
-
-def _place(group: Record) -> str:
-    if group["has_no_position"]:
-        return "no position at Kafka"
-    if group["offset"] is None:
-        return "its offsets are pending"
-    return f"at {group['offset']}{' in the database' if group['is_stored'] else ''}"
 
 
 _COLUMNS: Final[Columns] = {
@@ -238,8 +171,8 @@ _COLUMNS: Final[Columns] = {
     "TransactionalId": "transactional_id",
     "ProducerId": "producer_id",
     "ProducerEpoch": "producer_epoch",
-    "State": _state,
-    "Groups": _groups,
+    "State": holder_words,
+    "Groups": groups_words,
 }
 _FOR_WIDE: Final = frozenset({"LastStableOffset", "HighWatermark", "ProducerId", "ProducerEpoch"})
 
@@ -268,7 +201,7 @@ def stuck_table(
     """The table: with all columns or only the most important ones, all groups or only the first, and at most so many rows."""
     columns = {name: column for name, column in _COLUMNS.items() if wide or name not in _FOR_WIDE}
     if not every_group:
-        columns["Groups"] = lambda one: _groups(one, _FEW)
+        columns["Groups"] = lambda one: groups_words(one, _FEW)
     shown = sorted(records, key=ORDERS[order], reverse=backwards)
     if any(one["database"] is not None for one in shown):
         columns["Database"] = lambda one: one["database"] and decision_text(one["database"])

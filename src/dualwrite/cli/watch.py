@@ -22,11 +22,12 @@ from rich.live import Live
 from rich.text import Text
 
 from dualwrite.admin import StuckSearch
-from dualwrite.cli.options import counted, decisions_for, grouped, refuse
-from dualwrite.cli.stuck import ORDERS, UNREAD, Look, Where, look, stuck_table
-from dualwrite.cli.texts import now_ms, printable
+from dualwrite.cli.options import decisions_for, grouped, refuse
+from dualwrite.cli.stuck import ORDERS, UNREAD, Where, stuck_table
 from dualwrite.cli.tool_options import ClusterAndDatabase, ToolGroup
+from dualwrite.diagnosis.stuck import Look, look
 from dualwrite.errors import DualWriteError
+from dualwrite.texts import counted, now_ms, printable
 
 try:
     import termios
@@ -89,15 +90,16 @@ def watch(
     if not (console.is_terminal and sys.stdin.isatty()):
         refuse("`dualwrite watch` needs a terminal. In a program, use `dualwrite stuck --json`.")
     settings = cluster.settings()
+    asked: dict[str, Any] = {"topic": where.topic, "group": where.group, "longer_than": where.longer}
     with ExitStack() as opened:
         admin = opened.enter_context(cluster.admin())
         decisions = None if settings.database_url is None else opened.enter_context(decisions_for(settings))
 
         def look_once() -> _Seen:
             if decisions is None:
-                return _Seen(look(admin, None, where), time.time())
+                return _Seen(look(admin, None, **asked), time.time())
             decisions.try_again()
-            return _Seen(look(admin, lambda: decisions, where), time.time())
+            return _Seen(look(admin, lambda: decisions, **asked), time.time())
 
         poller = _Poller(look_once, interval)
         try:
