@@ -339,6 +339,7 @@ def create_pool(
             recoverer,
             size=size,
             store=store,
+            settings=chosen.with_changes(kafka=KafkaConfig.over(kafka, chosen.kafka).properties, **connecting),
             prefix=prefix,
             options=options,
             owns_store=store is not database,

@@ -24,6 +24,7 @@ from dualwrite.errors import NestedTransactionError, UsageError
 from dualwrite.observability.readings import Reading
 from dualwrite.pool.pool import BoundPool, WriterPool
 from dualwrite.pool.scaling import PoolOptions
+from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import Transaction, opened
 from dualwrite.transactional import awaited, name_of, repeated_coroutine
@@ -252,6 +253,11 @@ class AsyncWriterPool(Generic[A]):
     def store(self) -> TxnStateStore:
         """The pool's store."""
         return self._pool.store
+
+    @property
+    def settings(self) -> Settings:
+        """See `WriterPool.settings`."""
+        return self._pool.settings
 
     @property
     def size(self) -> int:

@@ -30,7 +30,7 @@ COMMANDS = {
     "status": "Show the transactional ids, and their state at Kafka.",
     "transactions": "List, describe, examine and end the transactions of a Kafka cluster.",
     "stuck": "Show which open transactions hold consumers back, and where.",
-    "watch": "Show the same live in the terminal.",
+    "console": "Serve a page that shows what waits and for whom, and what to do about it.",
     "journal": "Show, publish and export what was written while Kafka was down.",
     "relay": "Publish the rows of an outbox table, each once.",
     "offsets": "Show and move the positions of consumer groups in the database.",
@@ -40,7 +40,7 @@ COMMANDS = {
 }
 """Name of the command (and of its module here) to its one-line help."""
 
-_EXTRAS = {"dev": "dev", "demo": "demo"}
+_EXTRAS = {"dev": "dev", "demo": "demo", "console": "console"}
 """The extra of pyproject.toml that a command needs, if it is not `cli`."""
 
 _COMPLETION_VARIABLE = "_DUALWRITE_COMPLETE"

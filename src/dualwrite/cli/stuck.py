@@ -5,13 +5,11 @@ Exit codes: 0 nothing is stuck, 1 something is stuck, or the output is incomplet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from math import inf
-from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import RenderableType
@@ -34,12 +32,8 @@ from dualwrite.outbox.journal_state import JournalState, open_journals
 from dualwrite.settings import Settings
 from dualwrite.texts import counted, error_text, now_ms, seconds_text
 
-UNREAD: Final = "The positions of groups in the database are missing"
-
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.", show_default="all")]
 Group = Annotated[str | None, typer.Option("--group", help="Only where this consumer group reads.", show_default="all")]
-
-_FEW: Final = 3  # groups in a row
 
 app = typer.Typer(cls=ToolGroup)
 
@@ -87,7 +81,7 @@ def stuck(*, where: Where, cluster: ClusterAndDatabase, wide: Wide = False, as_j
         print_document("stuck", fields, complete=is_complete, problems=found.problems, hidden=found.hidden)
     else:
         if found.partitions:
-            show(stuck_table(records, wide=wide, width=terminal_width()))
+            show(_table(records, wide=wide))
             for command in dict.fromkeys(commands):
                 completes = command.startswith("dualwrite transactions complete")
                 say(f"Next{', if its writer is gone' if completes else ''}: {command}")
@@ -98,7 +92,7 @@ def stuck(*, where: Where, cluster: ClusterAndDatabase, wide: Wide = False, as_j
         show_unreadable(found.unreadable)
         show_problems(found.problems, found.hidden)
     if seen.unread is not None:
-        typer.echo(f"{UNREAD}: {error_text(seen.unread)}", err=True)
+        typer.echo(f"The positions of groups in the database are missing: {error_text(seen.unread)}", err=True)
     if journals.unread is not None:
         typer.echo(f"The journals in the database are missing: {error_text(journals.unread)}", err=True)
     end(found=bool(found.partitions or found.problems or journals.states) or not is_complete)
@@ -176,33 +170,10 @@ _COLUMNS: Final[Columns] = {
 }
 _FOR_WIDE: Final = frozenset({"LastStableOffset", "HighWatermark", "ProducerId", "ProducerEpoch"})
 
-ORDERS: Final[Mapping[str, Callable[[Record], Any]]] = MappingProxyType(
-    {
-        "duration": lambda one: -inf if one["age_ms"] is None else -one["age_ms"],
-        "records": lambda one: -one["records_behind"],
-        "topic": lambda one: (one["topic"], one["partition"]),
-        "id": lambda one: one["transactional_id"] or "",
-        "groups": lambda one: -len(one["groups"]),
-    }
-)
-"""The orders of the table, by name; the largest durations and numbers come first, and unknown durations before them."""
 
-
-def stuck_table(
-    records: Iterable[Record],
-    *,
-    order: str = "duration",
-    backwards: bool = False,
-    every_group: bool = True,
-    wide: bool = False,
-    width: int | None = None,
-    rows: int | None = None,
-) -> RenderableType:
-    """The table: with all columns or only the most important ones, all groups or only the first, and at most so many rows."""
+def _table(records: list[Record], *, wide: bool) -> RenderableType:
+    """The table, with all columns or only the most important ones."""
     columns = {name: column for name, column in _COLUMNS.items() if wide or name not in _FOR_WIDE}
-    if not every_group:
-        columns["Groups"] = lambda one: groups_words(one, _FEW)
-    shown = sorted(records, key=ORDERS[order], reverse=backwards)
-    if any(one["database"] is not None for one in shown):
+    if any(one["database"] is not None for one in records):
         columns["Database"] = lambda one: one["database"] and decision_text(one["database"])
-    return table_of(columns, cells(columns, shown[:rows]), width)
+    return table_of(columns, cells(columns, records), terminal_width())

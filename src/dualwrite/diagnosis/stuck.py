@@ -136,11 +136,9 @@ def holder_words(record: Record) -> Any:
     return f"{'hangs' if Reason[record['reason']].is_conclusive else 'may hang'}: {record['why']}"
 
 
-def groups_words(record: Record, shown: int | None = None) -> str:
-    """The groups that wait, with their positions: all, or the first of them and how many more there are."""
-    texts = [f"{one['group_id']} ({_place(one)})" for one in record["groups"][:shown]]
-    more = len(record["groups"]) - len(texts)
-    return ", ".join([*texts, f"{more} more"] if more else texts)
+def groups_words(record: Record) -> str:
+    """The groups that wait, with their positions."""
+    return ", ".join(f"{one['group_id']} ({_place(one)})" for one in record["groups"])
 
 
 def _place(group: Record) -> str:

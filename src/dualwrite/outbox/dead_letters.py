@@ -29,6 +29,7 @@ _GET: Final = select(t).where(_OURS, _AMONG).order_by(t.c.id)
 _LOCK: Final = _GET.with_for_update()
 _COUNT: Final = select(func.count()).select_from(t).where(_OURS)
 _COUNT_SOME: Final = _COUNT.where(_AMONG)
+_BY_RELAY: Final = select(t.c.relay, func.count()).group_by(t.c.relay).order_by(t.c.relay)
 _DELETE: Final = delete(t).where(_OURS, _AMONG)
 
 
@@ -161,6 +162,18 @@ class DeadLetters:
         if found:
             connection.execute(_DELETE, {**some, "ids": [each.id for each in found]})
         return found
+
+
+def letters_by_relay(store: SqlStateStore) -> dict[str, int]:
+    """How many dead letters each relay has in a database; only relays that have some.
+
+    Raises:
+        StateTableMissingError: The database has no such table.
+        StoreError: The database's own errors, translated.
+    """
+    return store.short_transactions.query(
+        lambda connection: {row[0]: row[1] for row in connection.execute(_BY_RELAY)}, "counting dead letters"
+    )
 
 
 def _read(connection: Connection, query: Select[Any], values: Mapping[str, Any]) -> list[DeadLetter]:
