@@ -34,6 +34,7 @@ from sqlalchemy import create_engine, text
 import dualwrite
 from connect import network_between, statements_of
 from delay import Network
+from dualwrite import PoolOptions
 from dualwrite.kafka.librdkafka.topic_admin import create_topic
 from figures import table
 from surroundings import ROOT, show_progress
@@ -149,6 +150,9 @@ def calls() -> str:
             close()
             with dualwrite.create_pool(engine, prefix=f"{name}-pool", **arguments) as pool:
                 counting.count("pool.run(unit), alone in its group", lambda: pool.run(_unit, topic))
+            options = PoolOptions(when_kafka_is_down="journal")
+            with dualwrite.create_pool(engine, prefix=f"{name}-journal", options=options, **arguments) as pool:
+                counting.count("pool.run(unit), with a journal", lambda: pool.run(_unit, topic))
             counting.count("connect(lanes=3), known id", connect, close)
             close()
         with statements_of(server) as statements:

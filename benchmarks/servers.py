@@ -38,6 +38,8 @@ class Servers:
     cluster: str
     owns_cluster: bool
     network: Network | None = None
+    broker: DevCluster | None = None
+    """The cluster, if it is our own."""
 
     def reach(self, round_trip: float) -> tuple[str, Mapping[str, Any]]:
         """The database and Kafka's settings for clients for which a round trip takes this many seconds."""
@@ -74,7 +76,7 @@ def servers(
     only for brokers of our own, which have to know of it.
     """
     show_progress("starting the servers")
-    network = Network() if has_network else None
+    network, cluster = Network() if has_network else None, None
     with ExitStack() as opened:
         bootstrap, proxied = kafka or "", ""
         if kafka is None:
@@ -82,7 +84,7 @@ def servers(
             port = None if network is None else network.kafka_port
             cluster = opened.enter_context(DevCluster.temporary(config=config, java_options=java, proxy_port=port))
             bootstrap, proxied = cluster.bootstrap_servers, cluster.listeners.get("PROXIED", "")
-            _warm_up(bootstrap, warm_up)
+            warm_up_broker(bootstrap, warm_up)
             state = "JVM options of a server, warm" if warm_up else "starts fast"
             described = f"{cluster.status().kafka_version}, our own, {state}"
         else:
@@ -93,10 +95,10 @@ def servers(
         reached = {"bootstrap.servers": bootstrap}
         if network is not None and url is not None:
             opened.enter_context(network.to(url, proxied, reached))
-        yield Servers(url or "", reached, described, kafka is None, network)
+        yield Servers(url or "", reached, described, kafka is None, network, cluster)
 
 
-def _warm_up(bootstrap: str, seconds: float) -> None:
+def warm_up_broker(bootstrap: str, seconds: float) -> None:
     """Run transactions of one message and of many, under two-phase commit."""
     if not seconds:
         return

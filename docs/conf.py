@@ -1,6 +1,10 @@
 """The documentation's build: `sphinx-build -W --keep-going docs docs/_build` (see CONTRIBUTING.md)."""
 
+import sys
 from importlib.metadata import version as installed_version
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))  # for `drawings`
 
 project = "dualwrite"
 author = "the dualwrite contributors"
@@ -11,7 +15,8 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
-    "sphinxcontrib.mermaid",
+    "sphinx_design",
+    "drawings",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
@@ -23,10 +28,6 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
-
-# Diagrams are drawn by the reader's browser from their text; the build needs no program and no network.
-mermaid_output_format = "raw"
-mermaid_d3_zoom = False
 
 # Python. Names of other libraries aren't linked: that would need the network.
 autodoc_member_order = "bysource"

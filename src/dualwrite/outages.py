@@ -20,6 +20,7 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 from dualwrite.errors import (
     BrokerUnavailableError,
     DeliveryError,
+    JournalSwitchedError,
     MessageRefusedError,
     StoreCommitUnknownError,
     StoreError,
@@ -69,7 +70,7 @@ def is_no_answer(error: BaseException | None) -> bool:
 
 def level_of(error: BaseException) -> int:
     """The level at which to log that something is tried again: if a side does not answer, there is one warning of that."""
-    return logging.INFO if is_no_answer(error) else logging.WARNING
+    return logging.INFO if is_no_answer(error) or isinstance(error, JournalSwitchedError) else logging.WARNING
 
 
 class Side:
@@ -114,12 +115,12 @@ class Side:
         """Report that something was not answered, and why.
 
         `since` is the beginning of a call that may have had too little time: it is an outage once nothing of this kind was
-        answered for `SLOW` seconds. Without it, it is one at once.
+        answered for `SLOW` seconds, since the last one was over. Without it, it is one at once.
         """
         now = time.monotonic()
         with self._lock:
             self._answered = None
-            first = self.failing.setdefault(kind, now if since is None else since)
+            first = self.failing.setdefault(kind, now if since is None else max(since, self._ended))
             if self.began is not None:
                 self._kinds.add(kind)
             elif since is None or now - first >= SLOW:
@@ -151,7 +152,7 @@ class Side:
             if call is None:
                 self.calls.pop(key, None)
         calls = [call for _, call in found if call is not None]
-        waiting = [call for call in calls if not call.may_wait and now - call.began >= SLOW]
+        waiting = [call for call in calls if not call.may_wait and now - max(call.began, self._ended) >= SLOW]
         with self._lock:
             if waiting:
                 longest = min(waiting, key=lambda call: call.began)

@@ -29,7 +29,7 @@ from dualwrite.recipe.outcomes import raise_after_commit_error
 from dualwrite.recipe.phases import Phase
 from dualwrite.recipe.republish import LostMessages
 from dualwrite.recovery.report import RecoveryReport
-from dualwrite.settings import Acknowledge, OnLost, Timeouts, validate_acknowledge, validate_lanes
+from dualwrite.settings import Acknowledge, OnLost, Timeouts, WhenKafkaIsDown, validate_acknowledge, validate_lanes
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, OpenTransaction, Transaction, forked
@@ -150,6 +150,11 @@ class DualWriter(Generic[H]):
     def is_two_phase(self) -> bool:
         """Whether Kafka takes part in a two-phase commit (KIP-939): it never aborts what the database has committed."""
         return self._kind is ProducerKind.NATIVE_TWO_PHASE
+
+    @property
+    def when_kafka_is_down(self) -> WhenKafkaIsDown:
+        """Whether messages are written into the journal while Kafka does not answer, or a transaction fails."""
+        return "fail" if self._journal is None else "journal"
 
     def new_owners(self) -> tuple[str, ...]:
         """After FencedError: who has claimed the id, one text per lane: `recoverer HOST:PID PROGRAM` or `writer …`.

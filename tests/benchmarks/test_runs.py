@@ -115,6 +115,20 @@ def test_the_relay_and_one_that_is_at_least_once(broker: DevCluster, postgres_ur
     assert all(number(cells[0]) > 0 for name, cells in found.items() if name != "relay")
 
 
+@pytest.mark.slow
+def test_the_journal_while_kafka_is_down(postgres_url: str) -> None:
+    short = ("--callers", 2, "--pool-size", 1, "--seconds", 0.2, "--rounds", 1, "--drain", 1000, "--broker-warm-up", 0)
+
+    done = run_benchmark("journal.py", *short, "--url", postgres_url)
+
+    assert done.returncode == 0, done.stderr
+    found = rows_of(done.stdout, 4)
+    names = {"pool", "pool with a journal", "pool with a journal, Kafka down"}
+    assert names <= set(found)
+    assert all(number(found[name][0]) > 0 for name in names)
+    assert found["alone, a warm broker"][0] == "1,000"
+
+
 @pytest.mark.soak  # it starts its own servers, whose log has the statements
 def test_connect_and_create_pool() -> None:
     done = run_benchmark("connect.py", "--rtt", "0,1", "--rounds", 1, "--lanes", 1, "--broker-warm-up", 0, "--statements")
@@ -140,7 +154,11 @@ def test_calls_round_trips_and_lines() -> None:
     assert 0 < files < functions < calls < 430
     assert files < 60
     assert all(0 < each <= limit for each, limit in zip(waits, (2, 2, 2), strict=True)), "database, Kafka, requests"
-    assert 0 < found["pool.run(unit), alone in its group"][0] < 580
+    without = found["pool.run(unit), alone in its group"]
+    assert 0 < without[0] < 580
+    journaled = found["pool.run(unit), with a journal"]
+    assert journaled[0] - without[0] < 20, "calls that a journal costs"
+    assert journaled[3:] == without[3:], "round trips and requests: it costs none"
     assert 0 < found["connect(lanes=3), known id"][3] < 25
     lines = {name: [number(cell) for cell in cells] for name, cells in rows_of(done.stdout, 4).items() if name != "folder"}
     assert set(lines) == {"src", "migrations", "tests", "tools", "benchmarks"}

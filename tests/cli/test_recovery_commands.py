@@ -272,7 +272,11 @@ def test_status_shows_the_row_and_the_state_in_kafka(scene: Scene, live_writer: 
     code, status = scene.document("status")
     assert (code, status["version"], status["command"], status["error"]) == (3, 1, "status", None)
     (to_do,) = status["to_do"]
-    assert (to_do["need"], to_do["next_command"]) == ("publish", "dualwrite recover --id orders --republish")
+    assert (to_do["need"], to_do["next_command"]) == ("gone", "dualwrite recover --id orders --acknowledge"), "no delivery"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("DUALWRITE_KAFKA_BOOTSTRAP_SERVERS")
+        (to_do,) = scene.document("status")[1]["to_do"]
+    assert (to_do["need"], to_do["next_command"]) == ("publish", "dualwrite recover --id orders --republish"), "not known"
     live, orders = status["ids"]
     assert (live["transactional_id"], live["generation"], live["resolved_generation"]) == ("live", 1, 0)
     assert live["owner"].startswith("writer ")

@@ -16,6 +16,7 @@ import typer
 import dualwrite
 from cli.conftest import Crashed, Scene
 from cli.test_repair_commands import DECIDED, NOTHING, place
+from crash.retention import delete_records_at
 from dualwrite import migration
 from dualwrite.admin import DescribedTransaction, TransactionAdmin
 from dualwrite.api import open_recoverer
@@ -26,6 +27,7 @@ from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.state import PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.stores.registry import store_from_url
+from fixtures.broker import wait_for_markers
 from fixtures.pace import LIMIT
 from fixtures.transactions import PRODUCER_ID
 
@@ -305,6 +307,22 @@ def test_a_lost_outcome_is_found(scene: Scene) -> None:
     code, found = scene.json("complete", left.name, *scene.at, "--yes")
     assert (code, [one["outcome"] for one in found["outcomes"]]) == (1, ["LOST"])
     assert [one["kind"] for one in found["unacknowledged"]] == ["LOST"]
+
+
+@pytest.mark.usefixtures("losses_stay")
+def test_status_says_whether_the_messages_of_a_lost_transaction_can_be_published_again(scene: Scene) -> None:
+    left = scene.crash("after_db_commit")
+    seen = described(scene, left.kafka_id)
+    with TransactionAdmin(scene.servers) as admin:
+        admin.force_terminate(left.kafka_id, producer_id=seen.producer_id, epoch=seen.epoch)
+    scene.json("complete", left.name, *scene.at, "--yes")
+    wait_for_markers(scene.servers)
+    in_log = scene.document("status", "--prefix", left.name, *scene.at)[1]["to_do"]
+    delete_records_at(scene.servers, left.topic)
+    out = scene.call("status", "--prefix", left.name, *scene.at)[1]
+    deleted = scene.document("status", "--prefix", left.name, *scene.at)[1]["to_do"]
+    assert [[each["need"] for each in found] for found in (in_log, deleted)] == [["publish"], ["gone"]]
+    assert "1 transaction lost for good, to acknowledge" in out
 
 
 def test_a_successor_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

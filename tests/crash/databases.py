@@ -1,4 +1,7 @@
-"""The databases of the crash tests, on servers that are started on first use, with a place for the tests' own `events`."""
+"""The databases of the crash tests, on servers that are started on first use, with a place for the tests' own `events`.
+
+Loaded through `pytest_plugins`: `databases`, and what a scene of a test is made of, `database` and `producer`.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +86,20 @@ def databases(tmp_path_factory: pytest.TempPathFactory, server_of: Callable[[typ
     """For all tests, on the session's servers."""
     with Databases(tmp_path_factory.mktemp("databases"), server_of) as made:
         yield made
+
+
+@pytest.fixture
+def database() -> str:
+    """The kind of database of `scene`; a test gets others if it is parametrized with this name."""
+    return "postgresql"
+
+
+@pytest.fixture
+def producer(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """The producer of every writer of the test; a test gets others if it is parametrized with this name (indirect)."""
+    name = str(getattr(request, "param", "native"))
+    monkeypatch.setenv("DUALWRITE_PRODUCER", name)
+    return name
 
 
 def _ready(url: str) -> Events:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import diagrams
 import pytest
 
 from fixtures.pace import limit
@@ -24,3 +25,8 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path, builder: str
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(240), check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert builder == "dummy" or "F1" in (tmp_path / "html" / "how-it-works" / "rules.html").read_text(encoding="utf-8")
+
+
+def test_each_diagram_has_its_drawing_and_no_drawing_is_left_over() -> None:
+    assert not diagrams.missing(), "python tools/diagrams.py draws them"
+    assert not diagrams.unused(), "python tools/diagrams.py removes them"

@@ -29,7 +29,7 @@ API_PAGE = (REFERENCE / "api.md").read_text(encoding="utf-8")
 def commands() -> Iterator[tuple[str, Any]]:
     """Every command that does something, by what is typed after `dualwrite`."""
     for name in COMMANDS:
-        group = typer.main.get_group(importlib.import_module(f"dualwrite.cli.{name}").app)
+        group = typer.main.get_group(importlib.import_module(f"dualwrite.cli.{name.replace('-', '_')}").app)
         if not group.commands:  # the command is the group's callback
             yield name, group
         for below, command in group.commands.items():

@@ -14,6 +14,7 @@ from job_scene import JobScene
 from dualwrite.errors import BatchRefusedError, JobClosedError, PrefixLeasedError
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.rules import JobRow
+from dualwrite.observability import Event, JobCommitted, TaskPrepared, observing
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, done, happened, limit
 from fixtures.tiers import thinned
@@ -27,12 +28,17 @@ mostly_postgresql = pytest.mark.parametrize(
 
 
 def test_a_batch(scene: JobScene) -> None:
-    outcomes = scene.write(scene.run(), PARTS)
+    events: list[Event] = []
+    with observing(events.append):
+        outcomes = scene.write(scene.run(), PARTS)
     assert [outcome.rows for outcome in outcomes] == [4, 2, 0, 1]
     assert outcomes[2].prepared is None
     assert scene.table() == []
-    assert scene.commit(outcomes) == 7
+    with observing(events.append):
+        assert scene.commit(outcomes) == 7
     scene.assert_holds([1, 2, 3, 4, 5, 6, 7])
+    assert sorted(event.messages for event in events if isinstance(event, TaskPrepared)) == [1, 2, 4]
+    assert [event.tasks for event in events if isinstance(event, JobCommitted)] == [3]
 
 
 @pytest.mark.slow

@@ -29,9 +29,11 @@ from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.rules import Prepared, TaskOutcome
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.recipe.republish import HEADER
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.testing import failpoints
 from dualwrite.testing.failpoints import FailpointError
+from fixtures.broker import read_topic
 from fixtures.pace import LIMIT, done, happened
 
 PARTS = [[1, 2], [3]]
@@ -218,6 +220,23 @@ def test_lost_messages_of_a_batch_are_published_again(finder: str, make_scene: M
         assert scene.topic() == ([1, 2, 3] if finder == "recovery" else [3])
     assert scene.commit(scene.write(scene.run(), PARTS)) == 0
     scene.assert_holds([1, 2, 3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [False, True])
+def test_messages_that_are_published_again_are_marked_if_it_is_asked_for(
+    make_scene: MakeScene, postgres_url: str, command: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = make_scene(postgres_url, two_phase=False, mark_republished=True)
+    state = str(lose_decided(scene).state).encode()
+    if command:
+        monkeypatch.setenv("DUALWRITE_MARK_REPUBLISHED", "true")
+        where = ["--url", scene.url, "--kafka", scene.servers, "--prefix", scene.prefix, "--republish"]
+        told = CliRunner().invoke(recover.app, where)
+        assert told.exit_code == 0, told.output
+    assert scene.commit(scene.write(scene.run(), PARTS)) == 0
+    marked = {int(each.value() or b""): each.headers() for each in read_topic(scene.servers, scene.sink.topic)}
+    assert marked == {1: [(HEADER, state)], 2: [(HEADER, state)], 3: None}
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.spark.columns import TargetTable, compare, split_name, table_columns
+from fixtures.mysql_server import MYSQLD
 from fixtures.tables import table as cases
 
 UTC = pa.timestamp("us", "UTC")
@@ -95,11 +96,11 @@ def test_types_are_shown_as_the_server_names_them(postgres_types: TargetTable) -
     assert (written["mood"], written["post"], written["moment"]) == ("mood", "post", "timestamp with time zone")
 
 
-MARIADB = """CREATE TABLE t (
+MARIADB = f"""CREATE TABLE t (
     tiny tinyint, small smallint, medium mediumint, `int` int, big bigint, counter bigint unsigned, bool bool,
     `float` float, `double` double, price decimal(10,2), `text` longtext, `varchar` varchar(20), bytes blob,
     fixed binary(4), `date` date, `local` datetime(6), moment timestamp(6) NULL, `time` time(6), json json,
-    mood enum('good', 'bad'), uuid uuid
+    mood enum('good', 'bad'), uuid {"uuid" if MYSQLD is None else "char(36)"}
 )"""
 
 

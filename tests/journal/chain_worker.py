@@ -3,16 +3,12 @@
 python -m journal.chain_worker URL BOOTSTRAP PREFIX TOPIC THREADS   until a line comes from standard input, or it is killed;
     after the line "arm" it dies at JOURNAL_FAILPOINT, once it has written into the journal
 
-A unit reads the last link of a chain, writes the next one, and sends it. So each link's unit has seen the data of the one
-before, perhaps of another process: the topic must have the links of each chain in their order. It prints `open`, and `links N
-JOURNALED` when it ends.
+It prints `open`, and `links N JOURNALED` when it ends.
 """
 
 from __future__ import annotations
 
 import os
-import random
-import signal
 import sys
 import threading
 import time
@@ -23,23 +19,8 @@ import sqlalchemy as sa
 import dualwrite
 from crash.worker import say, settings
 from dualwrite import PoolOptions, Timeouts, Transaction, WriterPool
-from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT
-
-CHAINS = 4
-
-
-ADD = "UPDATE chains SET link = link + 1 WHERE chain = :chain AND topic = :topic"
-READ = "SELECT link FROM chains WHERE chain = :chain AND topic = :topic"
-
-
-def link(tx: Transaction[sa.Connection], topic: str, seen: list[Transaction[Any]]) -> None:
-    """Add a link to a chain."""
-    where = {"chain": random.randrange(CHAINS), "topic": topic}
-    tx.db.execute(sa.text(ADD), where)
-    number = tx.db.scalar(sa.text(READ), where)
-    tx.send(topic, f"{where['chain']} {number}", key=str(where["chain"]))
-    seen.append(tx)
+from journal.chains import die_at_failpoint, link
 
 
 def opened(url: str, kafka: dict[str, Any], prefix: str) -> WriterPool[Any]:
@@ -94,10 +75,7 @@ def main() -> None:
         for thread in writers:
             thread.start()
         if sys.stdin.readline() == "arm\n":  # once Kafka is down: wait until units go through the journal
-            while counts["journaled"] == 0:
-                time.sleep(0.01)
-            say("armed")
-            failpoints.arm(os.environ["JOURNAL_FAILPOINT"], lambda: os.kill(os.getpid(), signal.SIGKILL))
+            die_at_failpoint(lambda: counts["journaled"] > 0)
             sys.stdin.readline()
         stopping.set()
         for thread in writers:

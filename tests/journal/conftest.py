@@ -19,20 +19,6 @@ def own_broker() -> Iterator[DevCluster]:
 
 
 @pytest.fixture
-def database() -> str:
-    """The kind of database of `scene`; a test gets others if it is parametrized with this name."""
-    return "postgresql"
-
-
-@pytest.fixture
-def producer(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """The producer of every writer of the test."""
-    name = str(getattr(request, "param", "native"))
-    monkeypatch.setenv("DUALWRITE_PRODUCER", name)
-    return name
-
-
-@pytest.fixture
 def scene(databases: Databases, own_broker: DevCluster, database: str, producer: str) -> Iterator[Scene]:
     """A prefix with its own topic of one partition, on the test's database."""
     del producer

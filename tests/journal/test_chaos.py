@@ -4,64 +4,23 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
 from itertools import product
 
 import pytest
-import sqlalchemy as sa
 
-import dualwrite
 from crash.cases import JOURNAL_POINTS
 from crash.scene import Scene, Worker
 from dualwrite.devcluster import DevCluster
-from dualwrite.stores.sql import SqlStateStore
-from fixtures.broker import read_topic
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
-from journal.chain_worker import CHAINS
+from journal.chains import assert_chains, begin_chains, until_drained
 
 pytestmark = pytest.mark.slow
-
-CREATE = """
-CREATE TABLE IF NOT EXISTS chains (topic varchar(100), chain integer, link integer, PRIMARY KEY (topic, chain))
-"""
-
-
-def begin_chains(scene: Scene) -> None:
-    """Chains without a link, for the scene's topic."""
-    with scene.engine.begin() as connection:
-        connection.execute(sa.text(CREATE))
-        for chain in range(CHAINS):
-            connection.execute(sa.text("INSERT INTO chains VALUES (:topic, :chain, 0)"), {"topic": scene.topic, "chain": chain})
 
 
 def chain_worker(scene: Scene, failpoints: str = "", **environment: str) -> Worker:
     where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic, "3"]
     return Worker(where, failpoints, module="journal.chain_worker", **environment)
-
-
-def assert_chains(scene: Scene) -> int:
-    """The topic has each link of the database once, in the order of its chain; return how many there are."""
-    with scene.engine.begin() as connection:
-        query = sa.text("SELECT chain, link FROM chains WHERE topic = :topic")
-        lengths = {row.chain: row.link for row in connection.execute(query, {"topic": scene.topic})}
-    found = defaultdict(list)
-    for message in read_topic(scene.bootstrap, scene.topic):
-        chain, link = (message.value() or b"").split()
-        found[int(chain)].append(int(link))
-    for chain, length in lengths.items():
-        assert found[chain] == list(range(1, length + 1)), f"chain {chain}"
-    return sum(lengths.values())
-
-
-def until_drained(scene: Scene) -> None:
-    """Open a pool, which drains the journal, and wait until the gate is closed."""
-    store = SqlStateStore(scene.engine)
-    journal = store.journal
-    options = dualwrite.PoolOptions(when_kafka_is_down="journal", lease=2, timeout=LIMIT)
-    with dualwrite.create_pool(store, prefix=scene.transactional_id, kafka=scene.settings, options=options):
-        until(lambda: not journal.gates(scene.transactional_id, counts=False)[0].is_open, "the gate closed")
-    dualwrite.recover(store, kafka=scene.settings, prefix=scene.transactional_id).raise_for_problems()
 
 
 def flap(scene: Scene, broker: DevCluster, *, rounds: int, seed: int, **environment: str) -> None:

@@ -80,7 +80,7 @@ def test_an_open_journal_that_nobody_publishes_is_shown(at: DrainScene, capsys: 
     command = f"dualwrite journal drain --prefix {at.prefix} --url {at.scene.url} --kafka {at.scene.bootstrap}"
     kafka = ("--kafka", at.scene.bootstrap)
     out = run(at, capsys, "stuck", *kafka, code=1)
-    assert "It waits for a process to publish it: none with its prefix is running." in out
+    assert "It waits for a process to publish it: no pool of its prefix is running." in out
     assert out.endswith(f"Next: {command}\n")
     document = json.loads(run(at, capsys, "stuck", "--json", *kafka, code=1))
     json_pages.check("stuck", document)
@@ -116,7 +116,22 @@ def test_messages_behind_a_closed_gate_are_found_and_published(at: DrainScene, c
     assert "journal" not in run(at, capsys, "status")
 
 
+def test_a_journal_waits_for_the_pool_that_is_running(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
+    at.write(1)
+    at.store.leases.acquire([f"{at.prefix}.1", f"{at.prefix}.2"], "pool host:7", seconds=600)
+    document = json.loads(run(at, capsys, "stuck", "--kafka", at.scene.bootstrap, "--json", code=1))
+    (found,) = document["journals"]
+    assert (found["waits_for"], found["pools"], found["next_command"]) == ("pool", ["pool host:7"], None)
+    assert "waits for a pool of its prefix (pool host:7)" in run(at, capsys, "stuck", "--kafka", at.scene.bootstrap, code=1)
+
+
 def test_missing_tables_of_journals_are_reported(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
+    change(at, "DROP TABLE dualwrite_journal")
+    (found,) = [
+        each for each in json.loads(run(at, capsys, "doctor", "--json", code=1))["findings"] if each["about"] == "journal"
+    ]
+    assert (found["severity"], found["change"]) == ("broken", "dualwrite db upgrade")
+    assert at.prefix in found["what"]
     change(at, "DROP TABLE dualwrite_journal_gate")
     findings = json.loads(run(at, capsys, "doctor", "--json"))["findings"]
     assert [(each["severity"], each["change"]) for each in findings if each["about"] == "journal"] == [

@@ -21,6 +21,14 @@ from dualwrite import (
     aio,
 )
 from dualwrite.devcluster import DevCluster
+from dualwrite.observability import (
+    Event,
+    JournalClosed,
+    JournalOpened,
+    RowsRelayed,
+    TransactionCommitted,
+    observing,
+)
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
 from fixtures.broker import read_values
 from fixtures.pace import LIMIT, until
@@ -52,7 +60,8 @@ def test_units_go_on_while_the_broker_is_down(scene: Scene, own_broker: DevClust
         both(tx, scene, number)
         seen.append(tx)
 
-    with journal_pool(scene) as pool:
+    events: list[Event] = []
+    with journal_pool(scene) as pool, observing(events.append):
         for number in range(5):
             pool.run(unit, number)
         own_broker.kill(1)
@@ -67,6 +76,12 @@ def test_units_go_on_while_the_broker_is_down(scene: Scene, own_broker: DevClust
             pool.run(unit, number)
         assert seen[-1].outcome == "published"
     assert_in_order(scene, 25)
+    assert [type(event) for event in events if isinstance(event, JournalOpened | JournalClosed)] == [
+        JournalOpened,
+        JournalClosed,
+    ]
+    assert sum(event.rows for event in events if isinstance(event, RowsRelayed)) == 15
+    assert [event.outcome for event in events if isinstance(event, TransactionCommitted)].count("journaled") == 15
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from psycopg.types.string import TextLoader
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool
 from dualwrite.testing.topics import read_committed
+from fixtures.mysql_server import MYSQLD
 from fixtures.pace import LIMIT, until
 from pool.pool_scene import both, grouped, held, open_pool, psycopg_store
 
@@ -367,12 +368,16 @@ def test_each_unit_begins_as_in_a_fresh_connection(
 
 # --- MariaDB and SQLite, whose settings even survive a rollback ---------------------------------------------------------------
 
+MYSQL_LIMIT = "max_statement_time" if MYSQLD is None else "max_execution_time"
 OTHERS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Mapping[str, Unit]]] = {
     "mariadb": (
-        ("DROP FUNCTION IF EXISTS log_in", "CREATE FUNCTION log_in(x INT) RETURNS INT BEGIN SET @tenant = x; RETURN x; END"),
+        (
+            "DROP FUNCTION IF EXISTS log_in",
+            "CREATE FUNCTION log_in(x INT) RETURNS INT NO SQL BEGIN SET @tenant = x; RETURN x; END",
+        ),
         (
             "SELECT @tenant, DATABASE(), IS_USED_LOCK('mine'), CURRENT_ROLE()",
-            "SELECT @@sql_mode, @@time_zone, @@character_set_client, @@foreign_key_checks, @@max_statement_time",
+            f"SELECT @@sql_mode, @@time_zone, @@character_set_client, @@foreign_key_checks, @@{MYSQL_LIMIT}",
         ),
         {
             "nothing": runs("SELECT 1"),
@@ -381,7 +386,11 @@ OTHERS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Mapping[str, Unit]]
             "a variable of a SELECT": runs("SELECT @tenant := 1"),
             "SET SESSION": runs("SET SESSION sql_mode = ''", "SET time_zone = '+09:00'"),
             "SET NAMES": runs("SET NAMES latin1"),
-            "SET STATEMENT": runs("SET STATEMENT max_statement_time = 77 FOR SELECT 1"),
+            "a limit of one statement": runs(
+                f"SET STATEMENT {MYSQL_LIMIT} = 77 FOR SELECT 1"
+                if MYSQLD is None
+                else f"SELECT /*+ SET_VAR({MYSQL_LIMIT} = 77) */ 1"
+            ),
             "USE": runs("USE information_schema"),
             "a lock": runs("SELECT GET_LOCK('mine', 1)"),
             "a temporary table": runs("CREATE TEMPORARY TABLE my_table (v INT)"),

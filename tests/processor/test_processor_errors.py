@@ -22,6 +22,7 @@ from dualwrite import Topic
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import AfterCommitError, MessageFailedError, SerializationError, UsageError
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.observability import BatchFailed, BatchProcessed, DeadLettered, Event, observing
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, read_topic
@@ -400,12 +401,21 @@ def test_dead_letters_with_offsets_at_kafka(scene: ProcessorScene, dead: str, ru
         flush(scene, int(message.value()), tx)
 
     scene.produce(range(12))
-    with running(scene, handle, runner, attempts=2, dead_letter_topic=dead, offsets="kafka") as found:
+    events: list[Event] = []
+    with (
+        observing(events.append),
+        running(scene, handle, runner, attempts=2, dead_letter_topic=dead, offsets="kafka") as found,
+    ):
         scene.wait_for(GOOD)
         (letter,) = until_received(lambda: letters(scene, dead, found), "the dead letter")
     assert letter.value() == b"%d" % BAD
     assert scene.agree() == GOOD
     assert sum(scene.shown().values()) == 12
+    processed = [event for event in events if isinstance(event, BatchProcessed)]
+    assert sum((Counter(event.messages) for event in processed), Counter()) == {scene.source: 12}
+    assert {event.group_id for event in processed} == {scene.group}
+    assert any(isinstance(event, BatchFailed) for event in events)
+    assert [(event.source, event.topic) for event in events if isinstance(event, DeadLettered)] == [(scene.group, scene.source)]
 
 
 @pytest.mark.slow

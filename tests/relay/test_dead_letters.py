@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from relay_scene import RelayScene
 
 from dualwrite import DeliveryError, InvalidMessageError, MessageTooLargeError, StateTableMissingError, UnknownTopicError
+from dualwrite.observability import DeadLettered, Event, RowsRelayed, observing
 from dualwrite.relay import GENERIC, BatchOptions
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, read_values, started, wait_for_markers
@@ -32,7 +33,8 @@ def test_rows_that_cannot_be_sent_go_to_the_dead_letters_and_the_others_on(scene
     first = scene.insert(13)
     insert_bad(scene)
     last = scene.insert(13)
-    with scene.relay(batch=BatchOptions(rows=rows)) as relay:
+    events: list[Event] = []
+    with scene.relay(batch=BatchOptions(rows=rows)) as relay, observing(events.append):
         relay.run(until_empty=True)
         dead = relay.dead_letters.oldest()
         assert (relay.published, relay.dead, relay.status().dead) == (26, 3, 3)
@@ -43,6 +45,8 @@ def test_rows_that_cannot_be_sent_go_to_the_dead_letters_and_the_others_on(scene
         ("16", "MessageTooLargeError", scene.topic),
     ]
     assert (dead[2].row["value"], dead[2].row["id"], dead[2].attempts) == (LARGE, 16, 3)
+    assert sum(event.rows for event in events if isinstance(event, RowsRelayed)) == 26
+    assert len([event for event in events if isinstance(event, DeadLettered)]) == 3
 
 
 def test_what_only_the_broker_refuses_is_found_by_trying_fewer_rows(

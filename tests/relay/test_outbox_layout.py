@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualwrite.cli.relay_options import Outbox
 from dualwrite.errors import ConfigurationError, InvalidMessageError, StoredStateError
 from dualwrite.kafka.base import Message
 from dualwrite.outbox.layout import DEBEZIUM, GENERIC, OutboxLayout
@@ -40,6 +42,24 @@ def test_a_time_is_a_timestamp_in_milliseconds() -> None:
     assert layout.message(PLAIN | {"at": datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC)}).timestamp == 2000
     assert layout.message(PLAIN | {"at": Decimal(5)}).timestamp == 5
     assert layout.message(PLAIN | {"at": None}).timestamp is None
+    assert layout.message(PLAIN | {"at": datetime(2026, 1, 1, 0, 0, 1, 1999)}).timestamp == 1_767_225_601_001  # noqa: DTZ001  (without a time zone it is in UTC)
+    assert layout.message(PLAIN | {"at": "1970-01-01 00:00:02.5"}).timestamp == 2500
+    assert layout.message(PLAIN | {"at": "1970-01-01T01:00:02+01:00"}).timestamp == 2000
+    with pytest.raises(InvalidMessageError, match="yesterday"):
+        layout.message(PLAIN | {"at": "yesterday"})
+
+
+@pytest.mark.parametrize("value", ["", " \n", b"", b" "])
+def test_an_empty_value_is_a_tombstone_if_the_layout_says_so(value: Any) -> None:
+    row = PLAIN | {"value": value}
+    assert GENERIC.message(row).value == (value if isinstance(value, bytes) else value.encode())
+    assert replace(GENERIC, empty_is_tombstone=True).message(row).value is None
+    assert replace(GENERIC, empty_is_tombstone=True).message(PLAIN).value == b"v"
+
+
+def test_headers_of_the_command_line_are_added_to_those_of_the_layout() -> None:
+    assert Outbox(layout="debezium", header=["eventType=type"]).chosen().header_columns == {"id": "id", "eventType": "type"}
+    assert Outbox(layout="debezium", header=["id=", "eventType=type"]).chosen().header_columns == {"eventType": "type"}
 
 
 @table(

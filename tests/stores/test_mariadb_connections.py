@@ -41,6 +41,7 @@ from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.tables import TABLE_NAME, state_table
 from dualwrite.testing.mariadb import MariaDBServer
+from fixtures.mysql_server import MYSQLD, mariadb_only, mysql_only
 from fixtures.pace import LIMIT, done, happened, until
 
 # --- engines of the user --------------------------------------------------------------------------------------------------
@@ -78,7 +79,8 @@ def test_an_engine_of_the_user(mariadb_url: str, options: dict[str, Any]) -> Non
         assert_nothing_is_checked_out(store)
 
 
-SESSION = "SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout, @@wait_timeout, @@autocommit, @@tx_isolation"
+_ISOLATION = "tx_isolation" if MYSQLD is None else "transaction_isolation"  # MariaDB has the second from 11.1 on
+SESSION = f"SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout, @@wait_timeout, @@autocommit, @@{_ISOLATION}"
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
@@ -167,7 +169,8 @@ def test_a_url_without_a_database_is_refused(mariadb_server: MariaDBServer) -> N
 @contextmanager
 def weak_user(server: MariaDBServer, store: SqlStateStore, rights: str) -> Iterator[str]:
     with store.engine.begin() as connection:
-        connection.exec_driver_sql("CREATE OR REPLACE USER weak@'127.0.0.1'")
+        connection.exec_driver_sql("DROP USER IF EXISTS weak@'127.0.0.1'")
+        connection.exec_driver_sql("CREATE USER weak@'127.0.0.1'")
         connection.exec_driver_sql(f"GRANT {rights} TO weak@'127.0.0.1'")
     try:
         yield server.url_at(server.port, "test", user="weak")
@@ -364,9 +367,19 @@ def test_a_long_transaction_paused_with_locks(mariadb_store: SqlStateStore, mari
     assert mariadb_store.claim(ID, "theirs", timeout=LIMIT).fence == mariadb_claim.fence + 1
 
 
+@mariadb_only
 def test_durability_settings_of_mariadb(mariadb_store: SqlStateStore) -> None:
     found = mariadb_store.durability()
     assert found["innodb_flush_log_at_trx_commit"] == "1"
     assert (found["innodb_doublewrite"], found["log_bin"], found["sync_binlog"]) == ("ON", "OFF", "0")
     assert (found["read_only"], found["tx_read_only"], found["engine"]) == ("OFF", "OFF", "InnoDB")
     assert (found["wsrep_on"], found["Slaves_connected"], "product" in found) == ("OFF", "0", False)
+
+
+@mysql_only
+def test_durability_settings_of_mysql(mariadb_store: SqlStateStore) -> None:
+    found = mariadb_store.durability()
+    assert (found["innodb_flush_log_at_trx_commit"], found["Innodb_redo_log_enabled"]) == ("1", "ON")
+    assert (found["innodb_doublewrite"], found["log_bin"], found["sync_binlog"]) == ("ON", "ON", "1")
+    assert (found["read_only"], found["transaction_read_only"], found["engine"]) == ("OFF", "OFF", "InnoDB")
+    assert "product" not in found

@@ -28,6 +28,7 @@ from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.mysql_server import MYSQLD
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
@@ -55,7 +56,7 @@ MARIADB: dict[str, tuple[str, ...]] = {
     "USE": ("USE tenant",),
     "sql_mode": ("SET sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT'", "USE tenant"),
     "no sql_mode": ("SET sql_mode = ''", "SET time_zone = '+05:00'", "SET sql_safe_updates = 1", "USE tenant"),
-    "Oracle's sql_mode": ("SET sql_mode = 'ORACLE'", "USE tenant"),
+    "another database's sql_mode": (f"SET sql_mode = '{'ORACLE' if MYSQLD is None else 'ANSI'}'", "USE tenant"),
 }
 SQLITE: dict[str, tuple[str, ...]] = {"temporary tables": tuple(_TEMPORARY[0].format(table, "main") for table in _TABLES)}
 

@@ -47,6 +47,22 @@ def test_an_interrupt_while_opening_leaves_nothing_open(
 # --- the user's own engine ------------------------------------------------------------------------------------------------
 
 
+def test_connections_that_are_in_use_when_the_store_is_closed_are_closed_after_it(database_url: str) -> None:
+    """A thread of ours may still have one, or begin to use one."""
+    store = SqlStateStore.from_url(database_url)
+    opened: list[Any] = []
+    event.listen(store.engine, "connect", lambda raw, _: opened.append(raw))
+    closed: list[Any] = []
+    event.listen(store.engine, "close", lambda raw, _: closed.append(raw))
+    with store.engine.connect() as early:
+        early.execute(sa.select(1))
+        store.close()
+    with store.engine.connect() as late:
+        late.execute(sa.select(1))
+    assert len(opened) == 2
+    assert closed == opened
+
+
 def _nothing(engine: sa.Engine) -> None:
     del engine
 

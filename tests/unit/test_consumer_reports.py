@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import BrokerOffsets
-from dualwrite.processor.loop import dead_letter_headers
+from dualwrite.processor.dead_letters import dead_letter_headers
 
 KEY = ("orders", 0)
 TRUNCATED = "fetch failed at offset 100: Partition log truncation detected at 100 (leader epoch 3): broker end offset is 90"

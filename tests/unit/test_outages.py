@@ -19,6 +19,7 @@ from dualwrite.errors import (
     StoreLockedError,
     StoreUnavailableError,
 )
+from dualwrite.observability import Event, OutageBegan, OutageEnded, observing
 from dualwrite.outages import DATABASE, DELIVERY, REQUEST, Side, database_at, kafka_at
 from fixtures.pace import happened, joined, until
 from fixtures.tables import table
@@ -105,6 +106,23 @@ def test_one_call_that_had_too_little_time_is_no_outage_but_several_are(lines: L
     assert not kafka.is_out
     until(lambda: fail(kafka, REQUEST, NO_BROKER) or kafka.is_out, "the outage begins")
     lines.are(kafka, "a request was not answered")
+
+
+def test_a_call_from_before_the_end_of_an_outage_does_not_begin_another(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it still waits, or fails now."""
+    kafka = kafka_at("late:9092")
+    kafka.failed(DELIVERY, NO_BROKER)
+    answer(kafka, DELIVERY)
+    lines.are(kafka, "does not answer", "answers again")
+    monkeypatch.setattr(outages, "SLOW", 600)
+    with kafka.call(REQUEST) as call:
+        call.began -= 1000
+        kafka.look()
+        assert not kafka.is_out
+    with suppress(BrokerUnavailableError), kafka.call(REQUEST) as call:
+        call.began -= 1000
+        raise NO_BROKER
+    assert not kafka.is_out
 
 
 def test_an_answer_of_another_kind_does_not_end_it(lines: Lines) -> None:
@@ -195,3 +213,20 @@ def test_threads_share_an_outage(lines: Lines) -> None:
     for thread in threads:
         joined(thread)
     lines.are(kafka, "does not answer", "answers again")
+
+
+def test_observers_are_told_of_an_outage(lines: Lines) -> None:
+    kafka = kafka_at("observed:9092")
+    events: list[Event] = []
+    with observing(events.append):
+        fail(kafka, REQUEST, NO_BROKER)
+        fail(kafka, REQUEST, NO_BROKER)
+        with kafka.call(REQUEST):
+            lines.are(kafka, "does not answer")
+        lines.are(kafka, "does not answer", "answers again")
+        until(lambda: len(events) == 2, lambda: f"{events}")
+    began, ended = events
+    assert isinstance(began, OutageBegan)
+    assert isinstance(ended, OutageEnded)
+    assert began.side == ended.side == "Kafka at observed:9092"
+    assert ended.seconds > 0

@@ -57,6 +57,7 @@ OTHERS = {
     "numPartitions": "3",
     "producer": "native",
     "twoPhase": "true",
+    "markRepublished": "true",
     "claimTimeout": "7",
     "kafkaTimeout": "7",
     "deliveryTimeout": "7",

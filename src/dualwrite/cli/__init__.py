@@ -33,6 +33,7 @@ COMMANDS = {
     "console": "Serve a page that shows what waits and for whom, and what to do about it.",
     "journal": "Show, publish and export what was written while Kafka was down.",
     "relay": "Publish the rows of an outbox table, each once.",
+    "dead-letters": "List, show and replay the messages that processors could not process.",
     "offsets": "Show and move the positions of consumer groups in the database.",
     "doctor": "Report which guarantee a cluster and a database give, what weakens it, and how to improve it.",
     "forget": "Remove transactional ids that are no longer used.",
@@ -113,7 +114,7 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
 
 def _load(name: str) -> typer.Typer:
     try:
-        module = importlib.import_module(f"dualwrite.cli.{name}")
+        module = importlib.import_module(f"dualwrite.cli.{name.replace('-', '_')}")
     except ImportError as error:
         raise _missing(f"The command `dualwrite {name}`", _EXTRAS.get(name, "cli"), error) from error
     app: typer.Typer = module.app

@@ -9,7 +9,11 @@ from dualwrite.cli.options import Given
 from dualwrite.cli.output import Record
 from dualwrite.diagnosis.needs import NEEDS, Attention, Need, by_need
 
-_OPTIONS: Final[Mapping[Need, tuple[str, ...]]] = {Need.PUBLISH: ("--republish",), Need.ACKNOWLEDGE: ("--acknowledge",)}
+_OPTIONS: Final[Mapping[Need, tuple[str, ...]]] = {
+    Need.PUBLISH: ("--republish",),
+    Need.GONE: ("--acknowledge",),
+    Need.ACKNOWLEDGE: ("--acknowledge",),
+}
 
 
 def need_record(one: Attention, given: Given) -> Record:

@@ -128,6 +128,7 @@ def jobs_to_recover(
         timeouts=settings.timeouts,
         schema=settings.schema,
         on_lost=settings.on_lost,
+        mark_republished=settings.mark_republished,
     )
     with where.opened() as site:
         rows = site.ledger.jobs()

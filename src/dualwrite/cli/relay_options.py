@@ -44,10 +44,17 @@ class Outbox(Target):
     ] = None
     key: Annotated[str | None, _column("--key", "The message's key.")] = None
     value: Annotated[str | None, _column("--value", "The message's value.")] = None
+    empty_is_tombstone: Annotated[
+        bool, typer.Option("--empty-is-tombstone", help="An empty value is a tombstone, as NULL is.")
+    ] = False
     headers: Annotated[str | None, _column("--headers", "Headers as a JSON object.")] = None
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", metavar="NAME=COLUMN", help="A header with a column's value; repeatable."),
+        typer.Option(
+            "--header",
+            metavar="NAME=COLUMN",
+            help="A header with a column's value, beside those of the layout; repeatable. Without a column: no such header.",
+        ),
     ] = None
     partition: Annotated[str | None, _column("--partition", "The partition.")] = None
     timestamp: Annotated[str | None, _column("--timestamp", "The message's timestamp.")] = None
@@ -68,8 +75,9 @@ class Outbox(Target):
             if given is not None:
                 changes[name] = None if not given and name in _COLUMNS else given
         if self.header is not None:
-            changes["header_columns"] = MappingProxyType(pairs(self.header, "--header"))
-        return replace(LAYOUTS[self.layout], **changes)
+            headers = {**LAYOUTS[self.layout].header_columns, **pairs(self.header, "--header")}
+            changes["header_columns"] = MappingProxyType({name: column for name, column in headers.items() if column})
+        return replace(LAYOUTS[self.layout], empty_is_tombstone=self.empty_is_tombstone, **changes)
 
     @contextmanager
     def dead_letters(self) -> Iterator[DeadLetters]:

@@ -75,7 +75,7 @@ def status(
     settings = target.settings()
     found = in_database(settings, prefix)
     failure = read_from_kafka(found, settings) if "bootstrap.servers" in settings.kafka else None
-    to_do = needed(found.rows, found.leases, found.seen, now_ms(), longer_than=longer)
+    to_do = needed(found.rows, found.leases, found.seen, now_ms(), longer_than=longer, gone=found.gone)
     shown = found.only({each.transactional_id for each in to_do}) if problems else found
     if as_json:
         needs = [need_record(each, target) for each in to_do]

@@ -41,7 +41,7 @@ WithoutDatabase = Annotated[
     bool,
     typer.Option(
         "--without-database",
-        help="Abort it although no database knows it; if a database has committed it, its messages are lost.",
+        help="Abort it although no database knows it; if a database has committed it, consumers miss its messages.",
     ),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for Kafka.")]

@@ -130,7 +130,7 @@ def _question(found: Examined, *, has_database: bool) -> str:
     if found.may_have_been_committed:
         doubts.append("Kafka no longer knows how it ended: it may have been committed.")
     if not has_database and not is_made_by_dualwrite(found.name_at_kafka or ""):
-        doubts.append("No dualwrite database was checked (--url): if one has committed it, these messages are lost.")
+        doubts.append("No dualwrite database was checked (--url): if one has committed it, consumers miss these messages.")
     question = f"Abort the transaction at {found.opened.topic}-{found.opened.partition}?"
     return " ".join((*doubts, question, "No read_committed consumer will ever see its records there."))
 
@@ -350,7 +350,8 @@ def _terminate(repair: _Repair, admin: TransactionAdmin, decisions: Decisions | 
             raise refusal
     doubt = ""
     if out_of_reach and not is_made_by_dualwrite(name):
-        doubt = "No dualwrite database was checked (--url): if one has committed it, its messages are lost. "
+        doubt = "No dualwrite database was checked (--url): if one has committed it, its messages are missing until its id is "
+        doubt += "recovered, which publishes them again. "
     confirm(
         f"{doubt}Abort the transaction of {name} (producer id {description.producer_id}, epoch {description.epoch})? "
         "No read_committed consumer will ever see its messages, and its producer is fenced.",

@@ -36,6 +36,7 @@ _JOURNAL: Final = ".journal"
 _TO_DO: Final = {
     Need.RECOVER: "waits for recovery",
     Need.PUBLISH: "lost, to publish again",
+    Need.GONE: "lost for good",
     Need.ACKNOWLEDGE: "unverified",
     Need.MARKERS: "not being ended",
 }
@@ -121,7 +122,7 @@ class Sections:
         ids = known.value
         if ids is None:  # if the database does not answer, ask at least whether Kafka does
             ids = FoundIds("", [], {}) if known.problem is not None else read_ids(self.subject.store)
-        found = replace(ids, seen={})
+        found = replace(ids, seen={}, gone=[])
         with self.subject.coordinator() as coordinator:
             if not found.rows:
                 coordinator.cluster_id()
@@ -174,7 +175,9 @@ class Sections:
         ids = self.ids.known.value
         if ids is None:
             return []
-        return needed(ids.rows, ids.leases, self._seen(), now_ms(), longer_than=LONGER)
+        seen = self.seen.known.value
+        gone = () if seen is None else seen.gone
+        return needed(ids.rows, ids.leases, self._seen(), now_ms(), longer_than=LONGER, gone=gone)
 
     def lost(self) -> list[tuple[str, LostTransaction]]:
         """The lost and unverified transactions, each with the id of its row."""

@@ -14,7 +14,7 @@ from dualwrite.admin.requests import Brokers
 from dualwrite.deadline import Deadline
 from dualwrite.diagnosis.database_findings import judge_database
 from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Guarantee, Promise, Severity, promise
-from dualwrite.diagnosis.journal_findings import TABLES_MISSING, judge_journal
+from dualwrite.diagnosis.journal_findings import judge_journal, judge_missing
 from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_topic, judge_two_phase
 from dualwrite.diagnosis.retention_findings import judge_retention
 from dualwrite.errors import ConfigurationError, DualWriteError, StateTableMissingError
@@ -205,9 +205,16 @@ def _examined_database(
 def _journals(store: TxnStateStore, *, kafka_answers: bool | None) -> list[Finding]:
     try:
         states = read_journals(store)
-    except StateTableMissingError:
-        return [TABLES_MISSING]
+    except StateTableMissingError as error:
+        return [judge_missing(_sentence(error), _prefixes_with_a_gate(store))]
     return [finding for state in states for finding in judge_journal(state, kafka_answers=kafka_answers)]
+
+
+def _prefixes_with_a_gate(store: TxnStateStore) -> list[str]:
+    try:
+        return [] if store.journal is None else [gate.prefix for gate in store.journal.gates(counts=False)]
+    except StateTableMissingError:
+        return []
 
 
 def two_phase_by_broker(config: KafkaConfig, *, timeout: float) -> dict[int, bool | None]:

@@ -8,10 +8,12 @@ from itertools import groupby
 
 from dualwrite.kafka.base import TransactionCoordinator
 from dualwrite.outbox.journal_state import JournalState, open_journals
+from dualwrite.recovery.lost import found_in_log
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.state import TransactionDescription, TransactionStatus
-from dualwrite.stores.base import StateRow, TxnStateStore
+from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
 from dualwrite.stores.leases import Lease
+from dualwrite.stores.rows import proven_lost
 from dualwrite.texts import in_natural_order
 from dualwrite.transactional_id import TransactionalId
 
@@ -29,6 +31,7 @@ class FoundIds:
         cluster_id: Kafka's `cluster.id`; None if Kafka was not asked.
         seen: What the coordinators report; without ids that are on another cluster (rule CL).
         of_other_databases: Open transactions of other databases with the same ids, by their Kafka ids; None if not read.
+        gone: The lost transactions, with the ids of their rows, of which Kafka's log does not have all messages any more.
         unread: What could not be read from Kafka; None if Kafka was not asked.
     """
 
@@ -40,6 +43,7 @@ class FoundIds:
     cluster_id: str | None = None
     seen: dict[str, dict[int, TransactionDescription | None]] = field(default_factory=dict)
     of_other_databases: list[str] | None = None
+    gone: list[tuple[str, LostTransaction]] = field(default_factory=list)
     unread: list[str] | None = None
 
     @property
@@ -77,6 +81,9 @@ class FoundIds:
             generations = row.unresolved_generations or ((row.generation,) if resolved else ())
             if generations:
                 self.seen[row.transactional_id] = {at: coordinator.describe(row.kafka_id(at)) for at in generations}
+            for entry in proven_lost(row.lost):
+                if entry.cluster_id in ("", self.cluster_id) and found_in_log(coordinator, entry, self.cluster_id).missing:
+                    self.gone.append((row.transactional_id, entry))
 
 
 def logical(row: StateRow) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dualwrite.diagnosis.findings import Finding, Severity, duration
@@ -12,12 +12,19 @@ from dualwrite.outbox.journal_state import SOON, JournalState, Waits
 _NEAR: Final = 0.8
 """The fraction of a limit from which on it is reported."""
 
-TABLES_MISSING: Final = Finding(
-    Severity.NOTE,
-    "journal",
-    'The tables of journals are missing, or too old: a pool with when_kafka_is_down="journal" can\'t be opened.',
-    "dualwrite db upgrade, if you want one",
-)
+
+def judge_missing(what: str, prefixes: Sequence[str]) -> Finding:
+    """The finding about tables of journals that are missing, or too old.
+
+    Args:
+        what: Which, as the error says.
+        prefixes: The prefixes of pools that have a gate, as far as they are known.
+    """
+    if prefixes:
+        text = f"{what} Pools with a journal use it: {', '.join(prefixes)}."
+        return Finding(Severity.BROKEN, "journal", text, "dualwrite db upgrade")
+    text = 'The tables of journals are missing, or too old: a pool with when_kafka_is_down="journal" can\'t be opened.'
+    return Finding(Severity.NOTE, "journal", text, "dualwrite db upgrade, if you want one")
 
 
 def judge_journal(state: JournalState, *, kafka_answers: bool | None) -> list[Finding]:

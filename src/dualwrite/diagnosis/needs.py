@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.state import TransactionDescription, TransactionStatus
-from dualwrite.stores.base import LostKind, StateRow
+from dualwrite.stores.base import LostKind, LostTransaction, StateRow
 from dualwrite.stores.leases import Lease
 from dualwrite.texts import counted
 from dualwrite.transactional_id import TransactionalId
@@ -30,6 +30,9 @@ class Need(Enum):
     PUBLISH = "publish"
     """A transaction is lost: its messages can be published again from the log, or must be dealt with otherwise."""
 
+    GONE = "gone"
+    """A transaction is lost, and Kafka's log does not have all of its messages: they must be dealt with otherwise."""
+
     ACKNOWLEDGE = "acknowledge"
     """A transaction is unverified, and its messages must be dealt with."""
 
@@ -47,7 +50,13 @@ class Attention:
 
 
 def needed(
-    rows: Iterable[StateRow], leases: Mapping[str, Lease], seen: Seen, now_ms: int, *, longer_than: float
+    rows: Iterable[StateRow],
+    leases: Mapping[str, Lease],
+    seen: Seen,
+    now_ms: int,
+    *,
+    longer_than: float,
+    gone: Collection[tuple[str, LostTransaction]] = (),
 ) -> list[Attention]:
     """What needs somebody. A transaction that has been open for less than some seconds is probably somebody's work.
 
@@ -57,13 +66,16 @@ def needed(
         seen: What the coordinators report; without ids that were not asked about.
         now_ms: Milliseconds since 1970.
         longer_than: Those seconds.
+        gone: The lost transactions, with the ids of their rows, that can't be published again.
     """
     found: list[Attention] = []
     for row in rows:
         name = TransactionalId.of_row(row.transactional_id).logical
         lease = leases.get(name)
         is_leased = lease is not None and not lease.has_ended
-        found += [Attention(_LISTED[entry.kind], name, row.kafka_id(entry.generation)) for entry in row.lost]
+        for entry in row.lost:
+            listed = Need.GONE if (row.transactional_id, entry) in gone else _LISTED[entry.kind]
+            found.append(Attention(listed, name, row.kafka_id(entry.generation)))
         open_ones = [
             Attention(need, name, row.kafka_id(generation))
             for generation, description in seen.get(row.transactional_id, {}).items()
@@ -100,6 +112,7 @@ NEEDS: Final[Mapping[Need, Callable[[int], str]]] = {
     Need.RECOVER: lambda count: f"{counted(count, 'transaction')} wait{'s' if count == 1 else ''}",
     Need.MARKERS: lambda count: f"{counted(count, 'transaction')} {'is' if count == 1 else 'are'} not being ended",
     Need.PUBLISH: lambda count: f"{counted(count, 'transaction')} lost, to publish again",
+    Need.GONE: lambda count: f"{counted(count, 'transaction')} lost for good, to acknowledge when its messages are dealt with",
     Need.ACKNOWLEDGE: lambda count: (
         f"{counted(count, 'transaction')} unverified, to acknowledge when the messages are dealt with"
     ),

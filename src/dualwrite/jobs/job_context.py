@@ -39,6 +39,7 @@ class JobSite:
         schema: The schema of dualwrite's tables in the database.
         on_lost: What happens to messages that Kafka has aborted although the batch is committed: "republish" publishes them
             again, otherwise they stay in the rows of their ids, as LOST.
+        mark_republished: Whether messages that are published again get the header `dualwrite-republished`.
     """
 
     url: str = field(repr=False)
@@ -51,6 +52,7 @@ class JobSite:
     parallelism: int = 8
     schema: str | None = None
     on_lost: OnLost = "republish"
+    mark_republished: bool = False
 
     def __post_init__(self) -> None:
         if not keeps_a_table(self.url):
@@ -94,9 +96,11 @@ class OpenSite:
     @cached_property
     def republisher(self) -> RecoveryPublisher | None:
         """Publishes lost messages again; None if they are to stay in the rows."""
-        if self.site.on_lost != "republish":
+        site = self.site
+        if site.on_lost != "republish":
             return None
-        return RecoveryPublisher(self.store, self.coordinator, self.producers, timeouts=self.site.timeouts)
+        marked = site.mark_republished
+        return RecoveryPublisher(self.store, self.coordinator, self.producers, timeouts=site.timeouts, is_marked=marked)
 
     def producers(self, transactional_id: str) -> ProducerFactory:
         """The factory of an id's producers; queries the cluster's capabilities.

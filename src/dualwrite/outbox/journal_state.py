@@ -47,7 +47,7 @@ class Waits(Enum):
     """What the messages of an open journal wait for."""
 
     KAFKA = "Kafka, which does not answer"
-    PUBLISHER = "a process to publish it: none with its prefix is running"
+    PUBLISHER = "a process to publish it: no pool of its prefix is running"
     POOL = "a pool of its prefix"
     PUBLISHING = "its last entries to be published"
     LOST_BATCH = "a batch that is lost, which comes first"

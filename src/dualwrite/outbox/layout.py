@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,7 +17,8 @@ from dualwrite.kafka.base import Message
 from dualwrite.kafka.messages import MAX_PARTITION, MAX_TIMESTAMP, TIMESTAMP, as_bytes, check_number, check_topic, header_list
 
 _COLUMN: Final = re.compile(r"\{([^{}]*)\}")
-_MS: Final = 1000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _MOST_KNOWN: Final = 10_000
 
 
@@ -33,10 +34,12 @@ class OutboxLayout:
             `outbox.event.{aggregatetype}`.
         key: The column with the message's key.
         value: The column with its value; NULL is a tombstone. JSON columns are sent as their text.
+        empty_is_tombstone: Whether a value that is empty, or only white space, is a tombstone as well.
         headers: A column with headers: a JSON object, or a JSON list of pairs.
         header_columns: Further headers, each with the column of its value; without those whose column is NULL.
         partition: A column with the partition; NULL means the one that the key determines.
-        timestamp: A column with the message's timestamp: a time, or milliseconds since 1970; NULL means the time of sending.
+        timestamp: A column with the message's timestamp: a time, in UTC if it has no time zone, or milliseconds since 1970.
+            NULL means the time of sending.
         not_before: A column with the time before which a row is not published; NULL means at once.
         created: A column with the time at which the row was inserted, for the age of the oldest row.
         published: If given, rows are not deleted: this column is set to the current time, and those in which it is NULL are
@@ -61,6 +64,7 @@ class OutboxLayout:
     created: str | None = None
     published: str | None = None
     where: str | None = None
+    empty_is_tombstone: bool = False
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -111,6 +115,7 @@ class RowMapper:
         self._topic_places = {column: place[column] for column in layout.topic_columns}
         self._only = place[layout.topic[1:-1]] if _COLUMN.fullmatch(layout.topic) else None
         self._value = place[layout.value]
+        self._empty_is_tombstone = layout.empty_is_tombstone
         self._key, self._headers, self._partition, self._timestamp = (
             None if column is None else place[column]
             for column in (layout.key, layout.headers, layout.partition, layout.timestamp)
@@ -128,6 +133,8 @@ class RowMapper:
         if type(topic) is not str or topic not in self._known:
             topic = self._checked(topic)
         value = row[self._value]
+        if self._empty_is_tombstone and isinstance(value, str | bytes) and not value.strip():
+            value = None
         key = None if self._key is None else row[self._key]
         partition = None if self._partition is None else row[self._partition]
         timestamp = None if self._timestamp is None else row[self._timestamp]
@@ -223,6 +230,11 @@ def _headers_in(column: str | None, value: Any) -> Iterator[tuple[str, bytes | s
 
 
 def _milliseconds(value: Any) -> Any:
+    if isinstance(value, str):  # SQLite has no type for times
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError as error:
+            raise InvalidMessageError(f"The timestamp {value[:60]!r} is no time in ISO 8601.") from error
     if isinstance(value, datetime):
-        return int(value.timestamp() * _MS)
+        return ((value if value.tzinfo is not None else value.replace(tzinfo=UTC)) - _EPOCH) // _MILLISECOND
     return int(value) if isinstance(value, Decimal) else value

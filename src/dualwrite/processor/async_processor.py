@@ -16,7 +16,13 @@ from dualwrite.observability import tracing
 from dualwrite.processor.attempts import Content, Runner, StoppedError
 from dualwrite.processor.decoded import Received
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.processor import check_handlers, log_failed_listener, make_loop, says_nothing_about_messages
+from dualwrite.processor.processor import (
+    check_handlers,
+    check_journal,
+    log_failed_listener,
+    make_loop,
+    says_nothing_about_messages,
+)
 from dualwrite.processor.progress import Finish
 from dualwrite.stores.positions import Partition, Position
 from dualwrite.transaction import opened
@@ -47,7 +53,7 @@ class AsyncDualProcessor:
         options: See DualProcessor.
 
     Raises:
-        ConfigurationError: An argument is missing or not allowed, or the store does not support consumer positions.
+        ConfigurationError: See DualProcessor.
     """
 
     @overload
@@ -98,6 +104,7 @@ class AsyncDualProcessor:
     ) -> None:
         check_handlers(handle, handle_batch)
         options = options or ProcessorOptions()
+        check_journal(pool.options.when_kafka_is_down, options)
         self._runner = _LoopRunner(pool, handle_batch or _each(handle), alone=options.offsets == "kafka")
         self._loop = make_loop(self._runner, pool.store, consumer, topics, options)
 
@@ -173,8 +180,9 @@ class _LoopRunner(Runner):
             raise asyncio.CancelledError
 
         async def unit(tx: AsyncTransaction[Any]) -> None:
-            if content is not None:
-                await awaited(self._handle(content(), tx), name_of(self._handle))
+            messages = None if content is None else content()
+            if messages:  # none, if they were replayed for another group
+                await awaited(self._handle(messages, tx), name_of(self._handle))
             await tx.run_sync(finish)
 
         unit.__wrapped__ = self._handle  # type: ignore[attr-defined]  # as in ThreadRunner

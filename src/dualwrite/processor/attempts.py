@@ -18,10 +18,13 @@ from typing import Any, Final
 
 from dualwrite.errors import (
     AfterCommitError,
+    BrokerUnavailableError,
+    DeliveryError,
     DeserializationError,
     DualWriteError,
     InDoubtTransactionError,
     InvalidMessageError,
+    JournalSwitchedError,
     MessageFailedError,
     MessageRefusedError,
     MessageTooLargeError,
@@ -39,6 +42,7 @@ from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.observability import observers, tracing
 from dualwrite.observability.events import BatchFailed, BatchProcessed
 from dualwrite.outages import level_of
+from dualwrite.processor.dead_letters import is_for
 from dualwrite.processor.decoded import decoded
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Finish, Progress
@@ -70,6 +74,14 @@ _OFTEN_ABOUT_MESSAGES: Final = (
     StoreCommitFailedError,
 )
 """Their causes decide. So do those of a plain StoreError: the block continued after a failed statement, or wrote too much."""
+
+_PASSING: Final = (
+    StoreUnavailableError,  # also of a COMMIT that was not sent
+    BrokerUnavailableError,
+    DeliveryError,
+    JournalSwitchedError,  # a StoreCommitFailedError, too
+)
+"""Ours that say that the same transaction may succeed later, even as the causes of an error that a handler raises itself."""
 
 _LONGEST_INTERVAL_MS: Final = 300_000
 """librdkafka's default of `max.poll.interval.ms`."""
@@ -117,14 +129,18 @@ def verdict_of(error: Exception, is_transient: IsPassing, *, before: BaseExcepti
         return Verdict.IN_DOUBT
     if isinstance(error, _ABOUT_MESSAGES):
         return Verdict.MESSAGE
-    if is_transient(error):
+    if _says_nothing_about_messages(error, is_transient):
         return Verdict.LATER
     if not isinstance(error, DualWriteError) or isinstance(error, _OFTEN_ABOUT_MESSAGES) or type(error) is StoreError:
         for cause in causes_of(error, before=before):
-            if is_transient(cause) or isinstance(cause, StoreUnavailableError):  # ours, for a COMMIT that was not sent
+            if _says_nothing_about_messages(cause, is_transient):
                 return Verdict.LATER
         return Verdict.MESSAGE
     return Verdict.LATER if error.retriable else Verdict.STOP
+
+
+def _says_nothing_about_messages(error: BaseException, is_transient: IsPassing) -> bool:
+    return is_transient(error) or (isinstance(error, _PASSING) and not isinstance(error, _ABOUT_MESSAGES))
 
 
 class StoppedError(BaseException):
@@ -342,7 +358,8 @@ class Attempts:
 
     def _content(self, batch: Batch) -> Content:
         def make() -> list[Any]:
-            return decoded(batch.messages, self._decoding) if self._decoding else list(batch.messages)
+            messages = [message for message in batch.messages if is_for(message, self._group)]
+            return decoded(messages, self._decoding) if self._decoding else messages
 
         return made_for_each_attempt(make)
 

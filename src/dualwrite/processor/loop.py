@@ -25,6 +25,7 @@ from dualwrite.observability import observers
 from dualwrite.observability.events import DeadLettered
 from dualwrite.outages import level_of
 from dualwrite.processor.attempts import Attempts, Runner, StoppedError, UnprocessableError, where
+from dualwrite.processor.dead_letters import dead_letter_headers
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.progress import Progress, how_to_reset
 from dualwrite.stopping import StopFlag
@@ -39,9 +40,6 @@ _TURN: Final = 1.0
 
 _CHECK_INTERVAL: Final = 5.0
 """Seconds after which the positions are read again."""
-
-_HEADER_PREFIX: Final = "dualwrite."
-_LONGEST_HEADER: Final = 1000
 
 
 class ProcessingLoop:
@@ -71,6 +69,7 @@ class ProcessingLoop:
         self._reading = self._attempts.reading
         self._free = threading.Lock()  # locked from `begin` until `run` has ended
         self._consumer: GroupConsumer | None = None
+        self._dead_in_a_row = 0
 
     @property
     def positions(self) -> Mapping[Partition, Position]:
@@ -92,6 +91,7 @@ class ProcessingLoop:
         if not self._free.acquire(blocking=False):
             raise UsageError("The processor is running already.")
         self._stopped.clear()
+        self._dead_in_a_row = 0
         self._attempts.begin()
 
     def run(self) -> None:
@@ -169,6 +169,7 @@ class ProcessingLoop:
                 return False
             reason = error.reason
         else:
+            self._dead_in_a_row = 0
             return True
         return self._process_one(consumer, batch, first=reason)
 
@@ -192,6 +193,7 @@ class ProcessingLoop:
                 tried, reason = tried + 1, error.reason
                 log.warning("%s failed (attempt %d): %s", name_of(message), tried, error, **self._fields(message))
             else:
+                self._dead_in_a_row = 0
                 return True
         assert reason is not None
         self._give_up(consumer, one, reason, tried)
@@ -212,6 +214,16 @@ class ProcessingLoop:
                 f"{how_to_reset(self._options)}",
                 **where(message, attempts),
             ) from reason
+        most = self._options.dead_letters_in_a_row
+        if most is not None and self._dead_in_a_row >= most:
+            raise MessageFailedError(
+                f"The message {name_of(message)} could not be processed in {attempts} attempts, and neither could the {most} "
+                "before it, which are dead letters.",
+                cause=f"{type(reason).__qualname__}: {reason}; most likely all messages would fail now, whatever is in them",
+                next_step="find out what they have in common (a schema registry, another service, the handler itself), start "
+                "again, and replay the dead letters: dualwrite dead-letters replay. Or raise dead_letters_in_a_row",
+                **where(message, attempts),
+            ) from reason
         headers = dead_letter_headers(message, reason, group_id=self._group, attempts=attempts)
 
         def send(tx: Transaction[Any]) -> None:
@@ -230,6 +242,7 @@ class ProcessingLoop:
                 **where(message, attempts),
             ) from refused
         if is_sent:
+            self._dead_in_a_row += 1
             log.error("%s went to %s: %s", name_of(message), topic, reason, **self._fields(message))
             if observers.installed:
                 observers.notify(DeadLettered(self._group, message.topic(), reason))
@@ -267,22 +280,3 @@ class ProcessingLoop:
             else:
                 self._reading.next |= {key: max(offset, 0) for key, offset in found.items()}
                 return found
-
-
-def dead_letter_headers(message: Any, error: BaseException, *, group_id: str, attempts: int) -> list[tuple[str, bytes]]:
-    """The headers of a message, followed by ours: its origin, and the exception of the last attempt to process it."""
-    kind, timestamp = message.timestamp()
-    ours = {
-        "topic": message.topic(),
-        "partition": message.partition(),
-        "offset": message.offset(),
-        "timestamp": timestamp if kind else "",
-        "group": group_id,
-        "attempts": attempts,
-        "error": type(error).__qualname__,
-        "error.message": str(error)[:_LONGEST_HEADER],
-    }
-    return [
-        *(message.headers() or ()),
-        *((f"{_HEADER_PREFIX}{name}", str(value).encode(errors="backslashreplace")) for name, value in ours.items()),
-    ]

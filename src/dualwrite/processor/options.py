@@ -32,6 +32,9 @@ class ProcessorOptions:
             in memory: after a restart, or at another member of the group, it starts again.
         dead_letter_topic: The topic for messages that can't be processed. Such a message is sent there with the error and its
             origin in headers, in the transaction that moves its position. None: the processor stops with MessageFailedError.
+        dead_letters_in_a_row: After so many dead letters, without a message in between that could be processed, the processor
+            stops with MessageFailedError instead of sending another one: most likely the messages are not the cause. None: no
+            limit.
         offsets: Where the group's positions are stored: in the "database", moved by compare-and-set together with the data; or
             at "kafka", as the group's offsets, committed in the Kafka transaction (KIP-447). Both are equally safe. With
             "kafka", the transactions of a pool do not share commits, and a partition whose last transaction is still prepared
@@ -54,6 +57,7 @@ class ProcessorOptions:
     batch: int = 500
     attempts: int = 5
     dead_letter_topic: str | None = None
+    dead_letters_in_a_row: int | None = 10
     offsets: Offsets = "database"
     start: Start = "earliest"
     on_gap: OnGap = "stop"
@@ -64,6 +68,8 @@ class ProcessorOptions:
     def __post_init__(self) -> None:
         for name in ("batch", "attempts"):
             check_count(name, getattr(self, name))
+        if self.dead_letters_in_a_row is not None:
+            check_count("dead_letters_in_a_row", self.dead_letters_in_a_row)
         for name in ("pause", "longest_pause"):
             check_seconds(name, getattr(self, name))
         for name, allowed in _CHOICES.items():

@@ -19,7 +19,7 @@ from dualwrite.processor.loop import ProcessingLoop
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.position_keeping import GroupProgress, StoredProgress
 from dualwrite.processor.progress import Finish, Progress
-from dualwrite.settings import Settings
+from dualwrite.settings import Settings, WhenKafkaIsDown
 from dualwrite.stopping import stopped_by_sigterm
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position, validate_group_id
@@ -61,7 +61,8 @@ class DualProcessor:
         options: Batches, retries, where positions are kept, and what to do with messages that can't be processed.
 
     Raises:
-        ConfigurationError: An argument is missing or not allowed, or the store does not support consumer positions.
+        ConfigurationError: An argument is missing or not allowed, or the store does not support consumer positions; or
+            offsets="kafka" with a runner that has when_kafka_is_down="journal".
     """
 
     @overload
@@ -112,6 +113,9 @@ class DualProcessor:
     ) -> None:
         check_handlers(handle, handle_batch)
         options = options or ProcessorOptions()
+        if not isinstance(runner, KafkaWriter):
+            by = runner.options if isinstance(runner, WriterPool) else runner
+            check_journal(by.when_kafka_is_down, options)
         runs = ThreadRunner(runner, handle_batch or each_of(handle), alone=options.offsets == "kafka")
         self._loop = make_loop(runs, runs.store, consumer, topics, options)
 
@@ -151,6 +155,20 @@ def check_handlers(handle: object, handle_batch: object) -> None:
     """
     if (handle is None) == (handle_batch is None):
         raise ConfigurationError("Give either handle or handle_batch.")
+
+
+def check_journal(when_kafka_is_down: WhenKafkaIsDown, options: ProcessorOptions) -> None:
+    """Check that positions move with the messages: a transaction that goes into the journal has no side at Kafka.
+
+    Raises:
+        ConfigurationError: The writers have a journal, and the positions are Kafka's.
+    """
+    if when_kafka_is_down == "journal" and options.offsets == "kafka":
+        raise ConfigurationError(
+            "ProcessorOptions(offsets='kafka') can't be combined with when_kafka_is_down='journal'.",
+            cause="Kafka commits the group's offsets in its own transaction, and while it is down there is none",
+            next_step="set offsets='database' (the default); or give the processor a writer or a pool without a journal",
+        )
 
 
 def make_loop(
@@ -208,8 +226,9 @@ class ThreadRunner(Runner):
 
     def run(self, content: Content | None, finish: Finish) -> None:
         def work(tx: Transaction[Any]) -> None:
-            if content is not None:
-                check_has_run(self._handle(content(), tx), name_of(self._handle))
+            messages = None if content is None else content()
+            if messages:  # none, if they were replayed for another group
+                check_has_run(self._handle(messages, tx), name_of(self._handle))
             finish(tx)
 
         work.__wrapped__ = self._handle  # type: ignore[attr-defined]  # as functools.wraps does; `pool.alone` looks for it

@@ -241,8 +241,8 @@ class Lane(WriterState):
         """The outcome of a transaction without messages at Kafka is the database's."""
         self._has_claimed_again = True
         if not database_committed:
-            raise_outcome(error, rolled_back(self.id, error))
-        report_committed(error, f"the transaction of {self._name} committed, with its messages in the journal")
+            self._raise_outcome(error, rolled_back(self.id, error))
+        self._has_committed(error, f"the transaction of {self._name} committed, with its messages in the journal")
         if self._transaction is not None:
             self._transaction.outcome = "journaled"
 
@@ -332,6 +332,8 @@ class Lane(WriterState):
         if self.phase in IN_TRANSACTION:
             past = self.phase in (Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA)
             self.advance(Event.OUTCOME_UNKNOWN if past else Event.BROKEN)
+            if self.report is not None:
+                self.report.failed(InterruptedError("an interrupt ended the transaction"), is_in_doubt=past)
         if self._store_transaction is not None:
             self._store_transaction.rollback()
         self._transaction = self._store_transaction = None
@@ -344,10 +346,8 @@ class Lane(WriterState):
             self._handle_error(error)
         except BaseException as raised:
             if self.report is not None:
-                self.report.failed(raised)
+                self.report.failed(raised, is_in_doubt=self.phase is Phase.IN_DOUBT)
             raise
-        if self.report is not None and self._transaction is not None:
-            self.report.committed(self._transaction.outcome or "published", was_in_doubt=True)
 
     def _handle_error(self, error: BaseException) -> None:
         phase = self.phase
@@ -451,14 +451,14 @@ class Lane(WriterState):
             self.advance(Event.FENCED)
             kafka_id = self.ownership.kafka_transactional_id
             if not has_committed_on_both_sides(self._coordinator, kafka_id, state, database_committed=database_committed):
-                raise_outcome(error, in_doubt(self.id, state, fenced, database_committed=database_committed))
+                self._raise_outcome(error, in_doubt(self.id, state, fenced, database_committed=database_committed))
             outcome = (
                 f"the transaction of {self._name} committed on both sides; another writer or recoverer then claimed the id"
             )
-            report_committed(error, outcome)
+            self._has_committed(error, outcome)
             return
         except DualWriteError as unresolved:
-            raise_outcome(error, in_doubt(self.id, state, unresolved, database_committed=database_committed))
+            self._raise_outcome(error, in_doubt(self.id, state, unresolved, database_committed=database_committed))
         if self._buffer is not None:
             self._resolved_journaled(error, database_committed=database_committed)
             return
@@ -472,13 +472,25 @@ class Lane(WriterState):
             log.log(level_of(starting), "starting a new producer is postponed: %s", starting, transactional_id=self.id)
             postponed = starting
         if not database_committed:
-            raise_outcome(error, rolled_back(self.id, error))
+            self._raise_outcome(error, rolled_back(self.id, error))
         lost = self._lost_error(outcome for outcome in outcomes if (outcome.generation, outcome.state) == (generation, state))
         if lost is not None:
             if self._lost is not None and postponed is not None:  # it is not final
-                raise_outcome(error, not_published_yet(self.id, state, postponed))
-            raise_outcome(error, lost)
-        report_committed(error, f"the transaction of {self._name} committed on both sides")
+                self._raise_outcome(error, not_published_yet(self.id, state, postponed))
+            self._raise_outcome(error, lost)
+        self._has_committed(error, f"the transaction of {self._name} committed on both sides")
+
+    def _raise_outcome(self, error: BaseException, outcome: DualWriteError) -> NoReturn:
+        """Report the outcome of a transaction whose end was unknown, and raise it; see `raise_outcome`."""
+        if self.report is not None:
+            self.report.failed(outcome)
+        raise_outcome(error, outcome)
+
+    def _has_committed(self, error: BaseException, what: str) -> None:
+        """Report that the transaction has committed, despite the error; see `report_committed`."""
+        if self.report is not None:
+            self.report.committed("published" if self._buffer is None else "journaled", was_in_doubt=True)
+        report_committed(error, what)
 
     def _note_outage(self, error: BaseException) -> None:
         """If Kafka does not answer, the next transactions go through the journal."""

@@ -65,13 +65,16 @@ class TransactionReport:
         steps = Steps(*self._durations[: len(Steps._fields)])
         notify(TransactionCommitted(*self._name, outcome, self.messages, self._seconds, steps, was_in_doubt))
 
-    def failed(self, error: BaseException) -> None:
-        """The writer raises an error for the transaction, unless it was reported as committed."""
+    def failed(self, error: BaseException, *, is_in_doubt: bool = False) -> None:
+        """The transaction has ended with an error, which says what its outcome is; or that is unknown.
+
+        It changes nothing if the outcome was reported.
+        """
         if self.has_ended:
             return
         self.has_ended = True
         kind: type[TransactionRolledBack | TransactionInDoubt | TransactionLost]
-        if isinstance(error, InDoubtTransactionError):
+        if is_in_doubt or isinstance(error, InDoubtTransactionError):
             kind = TransactionInDoubt
         elif isinstance(error, LostTransactionError | UnverifiedTransactionError):
             kind = TransactionLost

@@ -24,6 +24,7 @@ a batch if and only if its rows are in the table.
 | `batchId`, `queryId` | set by `write_batch`: the micro-batch, and the query that it belongs to |
 | `numPartitions` | the maximum number of partitions of a frame |
 | `producer`, `twoPhase` | as for `connect` |
+| `markRepublished` | `true` gives messages that are published again the header `dualwrite-republished` |
 | `claimTimeout`, `kafkaTimeout`, `deliveryTimeout` | seconds, as in `Timeouts` |
 | `commitTimeout` | how many seconds it may take to move a batch's rows into the table (600) |
 | `leaseTimeout` | after how many seconds without a heartbeat another batch write that holds the prefix is presumed dead (30) |

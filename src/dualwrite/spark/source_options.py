@@ -38,6 +38,7 @@ NAMES: Final = (
     "numPartitions",
     "producer",
     "twoPhase",
+    "markRepublished",
     "claimTimeout",
     "kafkaTimeout",
     "deliveryTimeout",
@@ -94,6 +95,7 @@ class SinkOptions:
         parse("prefix", lambda: validate_prefix(given["transactionalidprefix"]) if "transactionalidprefix" in given else "")
         parse("producer", lambda: reader.one_of("producer", get_args(ProducerName)) or "auto")
         parse("two_phase", lambda: {"true": True, "false": False, None: None}[reader.one_of("twoPhase", ("true", "false"))])
+        parse("marked", lambda: reader.one_of("markRepublished", ("true", "false")) == "true")
         parse("job_id", lambda: validate_job_id(given["jobid"]) if "jobid" in given else None)
         parse("batch_id", lambda: reader.integer("batchId", 0))
         parse("num_partitions", lambda: reader.integer("numPartitions", 1))
@@ -117,6 +119,7 @@ class SinkOptions:
                 commit_timeout=read["commit"],
                 lease_timeout=read["lease"],
                 schema=given.get("stateschema"),
+                mark_republished=read["marked"],
             ),
             frame=FrameSettings(
                 given["dbtable"],

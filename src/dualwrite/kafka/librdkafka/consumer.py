@@ -113,7 +113,8 @@ class GroupConsumer:
         self._is_closing = False
         self._kafka = kafka_at(str(settings.get("bootstrap.servers", "")))
         self._on_error: Callable[[KafkaError], object] | None = settings.get("error_cb")
-        self._look_at = 0.0  # when to ask whether a broker answers again
+        self._look_at = 0.0  # when to ask whether a broker answers
+        self._down_since = 0.0  # when librdkafka's report was read
         self._unknown: dict[str, float] = {}  # topics that the brokers don't know, with the time of the last warning
         try:
             noting = {"error_cb": self._note_error}
@@ -353,19 +354,22 @@ class GroupConsumer:
 
     def _note_error(self, error: KafkaError) -> None:
         """Called in `poll` with librdkafka's errors that are no messages, each of which it recovers from."""
-        if error.name() == _ALL_DOWN:
-            self._kafka.failed(_CONSUMING, KafkaException(error))
-            self._look_at = time.monotonic() + _LOOK_INTERVAL
+        if error.name() == _ALL_DOWN and not self._look_at:
+            self._look_at = self._down_since = time.monotonic()
         if self._on_error is not None:
             self._on_error(error)
 
     def _look_for_brokers(self) -> None:
-        """After all brokers were down, ask whether one answers again: a consumer without new messages would not notice."""
+        """When librdkafka has reported that all brokers are down, ask for one, until one answers.
+
+        The report may be old, if this thread was busy; and a consumer without new messages would not notice the end.
+        """
         if not self._look_at or time.monotonic() < self._look_at:
             return
         try:
             self._consumer.list_topics(timeout=_LOOK_LIMIT)
-        except KafkaException:
+        except KafkaException as error:
+            self._kafka.failed(_CONSUMING, error, since=self._down_since)
             self._look_at = time.monotonic() + _LOOK_INTERVAL
         else:
             self._look_at = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool, QueuePool, SingletonThreadPool, StaticPool
 
@@ -89,6 +89,20 @@ def make_engine(url: URL, dialect: StoreDialect, **options: Any) -> Engine:
         return create_engine(url, **options)
     except ModuleNotFoundError as error:
         raise _missing_driver(url, error, dialect.extra) from error
+
+
+def close_engine(engine: Engine) -> None:
+    """Close all connections of an engine: those that a thread still uses as soon as it returns them.
+
+    `dispose` alone would close only the others, and the engine would keep the connections that are opened afterwards.
+    """
+    event.listen(engine, "checkin", _close)
+    engine.dispose()
+
+
+def _close(connection: Any, record: Any) -> None:
+    if connection is not None:  # it is not broken
+        record.invalidate()
 
 
 def kept_connections(engine: Engine) -> int:

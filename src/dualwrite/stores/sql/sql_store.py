@@ -31,7 +31,7 @@ from dualwrite.stores.rows import (
     with_resolution,
 )
 from dualwrite.stores.sql.dialect import ErrorClass
-from dualwrite.stores.sql.engines import KEPT_CONNECTIONS, check_connections, dialect_of, make_engine, parse_url
+from dualwrite.stores.sql.engines import KEPT_CONNECTIONS, check_connections, close_engine, dialect_of, make_engine, parse_url
 from dualwrite.stores.sql.guard import check_statements
 from dualwrite.stores.sql.home import engine_at_home, refuse_without_schemas
 from dualwrite.stores.sql.journal_store import SqlJournal
@@ -463,7 +463,7 @@ class SqlStateStore(TxnStateStore):
     def close(self) -> None:
         self._context.access.close()
         if self._owns_engine:
-            self._engine.dispose()
+            close_engine(self._engine)
 
 
 def _locked(connection: Connection, claims: Sequence[Claim]) -> LockedRows:

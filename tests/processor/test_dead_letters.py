@@ -1,0 +1,188 @@
+"""Dead letters are listed, and replayed once, for the group that could not process them; and too many in a row stop it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from processor_scene import ProcessorScene
+
+import dualwrite
+from dualwrite.devcluster import DevCluster
+from dualwrite.errors import DeliveryError, MessageFailedError
+from dualwrite.processor.dead_letter_topic import DeadLetterTopic
+from dualwrite.processor.dead_letters import REPLAYED_FOR
+from fixtures.broker import make_topic, read_topic
+from fixtures.command import output_of
+from fixtures.pace import until
+
+BAD = (3, 6, 9)
+
+
+@pytest.fixture
+def dead(broker: DevCluster, new_name: Callable[[str], str]) -> str:
+    name = new_name("dead")
+    make_topic(broker, name, 2)
+    return name
+
+
+class Service:
+    """A processor whose handler fails on some numbers until it is mended."""
+
+    def __init__(self, scene: ProcessorScene) -> None:
+        self.scene = scene
+        self.is_mended = False
+        self.seen: list[int] = []
+
+    def handle(self, message: Any, tx: dualwrite.Transaction[Any]) -> None:
+        number = int(message.value())
+        self.seen.append(number)
+        if number in BAD and not self.is_mended:
+            raise ValueError(f"{number} is bad")
+        self.scene.book(message, tx)
+
+
+@pytest.fixture
+def failed(scene: ProcessorScene, dead: str) -> Iterator[tuple[Service, DeadLetterTopic, Any]]:
+    """A service with three dead letters, which goes on running."""
+    service = Service(scene)
+    topic = DeadLetterTopic(dead, scene.broker.bootstrap_servers)
+    scene.produce(range(12))
+    with scene.running(service.handle, attempts=2, dead_letter_topic=dead) as running:
+        until(lambda: len(read_topic(scene.broker.bootstrap_servers, dead)) == len(BAD), "the dead letters")
+        yield service, topic, running
+
+
+def test_letters_say_where_they_came_from_and_are_replayed_once(
+    scene: ProcessorScene, failed: tuple[Service, DeadLetterTopic, Any]
+) -> None:
+    service, topic, _ = failed
+    letters = topic.letters()
+    assert sorted(int(each.value or b"") for each in letters) == list(BAD)
+    assert {(each.group, each.topic, each.error, each.attempts, each.is_replayed) for each in letters} == {
+        (scene.group, scene.source, "ValueError", 2, False)
+    }
+    assert {each.source_partition for each in letters} == {number % 4 for number in BAD}
+    assert topic.letters("another group") == []
+    service.is_mended = True
+    assert topic.replay(scene.group) == 3
+    scene.wait_for(range(12))
+    assert topic.replay(scene.group) == 0
+    assert all(each.is_replayed for each in topic.letters())
+    assert scene.agree() == list(range(12))
+
+
+def test_a_letter_that_fails_again_is_a_new_one(scene: ProcessorScene, failed: tuple[Service, DeadLetterTopic, Any]) -> None:
+    service, topic, _ = failed
+    assert topic.replay(scene.group) == 3
+    until(lambda: len(topic.letters()) == 6, lambda: f"{topic.letters()}")
+    again = [each for each in topic.letters() if not each.is_replayed]
+    assert sorted(int(each.value or b"") for each in again) == list(BAD)
+    assert all(name != REPLAYED_FOR for each in again for name, _ in each.headers)
+    service.is_mended = True
+    assert topic.replay(scene.group) == 3
+    scene.wait_for(range(12))
+    assert scene.agree() == list(range(12))
+
+
+@pytest.mark.slow
+def test_processors_of_other_groups_skip_what_is_replayed(
+    scene: ProcessorScene,
+    make_scene: Callable[[str], ProcessorScene],
+    failed: tuple[Service, DeadLetterTopic, Any],
+) -> None:
+    service, topic, _ = failed
+    other = make_scene("sqlite")
+    other.source = scene.source
+    bystander = Service(other)
+    bystander.is_mended = True
+    with other.running(bystander.handle) as running:
+        other.wait_for(range(12))
+        service.is_mended = True
+        assert topic.replay(scene.group) == 3
+        scene.wait_for(range(12))
+        scene.produce([100, 101, 102, 103])  # one in each partition, after what was replayed
+        other.wait_for([*range(12), *range(100, 104)])
+        assert not running.has_ended
+    assert sorted(bystander.seen) == [*range(12), *range(100, 104)]
+    assert other.agree() == [*range(12), *range(100, 104)]
+
+
+def test_a_replay_that_cannot_send_has_no_effect_and_can_be_repeated(
+    scene: ProcessorScene, failed: tuple[Service, DeadLetterTopic, Any], new_name: Callable[[str], str]
+) -> None:
+    service, topic, _ = failed
+    compacted, retry = new_name("compacted"), new_name("retry")
+    make_topic(scene.broker, compacted, **{"cleanup.policy": "compact"})  # accepts no message without a key
+    make_topic(scene.broker, retry)
+    with pytest.raises(DeliveryError):
+        topic.replay(scene.group, to=compacted)
+    assert not any(each.is_replayed for each in topic.letters())
+    service.is_mended = True
+    assert topic.replay(scene.group, to=retry) == 3
+    sent = read_topic(scene.broker.bootstrap_servers, retry)
+    assert sorted(int(message.value()) for message in sent) == list(BAD)
+    assert all((REPLAYED_FOR, scene.group.encode()) in message.headers() for message in sent)
+
+
+@pytest.mark.slow
+def test_a_replay_that_is_killed_has_no_effect(
+    scene: ProcessorScene, failed: tuple[Service, DeadLetterTopic, Any], dead: str
+) -> None:
+    service, topic, _ = failed
+    service.is_mended = True
+    command = [sys.executable, "-m", "dualwrite", "dead-letters", "replay", "--yes", "--topic", dead]
+    environment = {**os.environ, "DUALWRITE_TESTING": "1", "DUALWRITE_FAILPOINTS": "after_send=kill"}
+    where = ["--kafka", scene.broker.bootstrap_servers]
+    killed = subprocess.run([*command, *where], env=environment, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert topic.replay(scene.group) == 3
+    scene.wait_for(range(12))
+    assert scene.agree() == list(range(12))
+
+
+def test_many_dead_letters_in_a_row_stop_the_processor(scene: ProcessorScene, dead: str) -> None:
+    def refuse(message: Any, _: dualwrite.Transaction[Any]) -> None:
+        raise LookupError(f"the registry answers 404 for {message.offset()}")
+
+    scene.produce(range(12))
+    with scene.running(refuse, attempts=1, dead_letter_topic=dead, dead_letters_in_a_row=3) as running:
+        error = running.ended()
+    assert isinstance(error, MessageFailedError)
+    assert "neither could the 3 before it" in str(error)
+    assert "replay" in (error.next_step or "")
+    topic = DeadLetterTopic(dead, scene.broker.bootstrap_servers)
+    assert len(topic.letters()) == 3
+    with scene.running(dead_letter_topic=dead):
+        assert topic.replay(scene.group) == 3
+        scene.wait_for(range(12))
+    assert scene.agree() == list(range(12))
+
+
+def test_the_commands(
+    scene: ProcessorScene, failed: tuple[Service, DeadLetterTopic, Any], capsys: pytest.CaptureFixture[str], dead: str
+) -> None:
+    service, *_ = failed
+
+    def run(*words: str, code: int = 0) -> str:
+        ended, out, err = output_of(capsys, "dead-letters", words[0], *where, *words[1:])
+        assert ended == code, err
+        return out + err
+
+    where = ["--topic", dead, "--kafka", scene.broker.bootstrap_servers]
+    listed = json.loads(run("list", "--json"))["letters"]
+    assert [each["error"] for each in listed] == ["ValueError"] * 3
+    assert "is bad" in run("show", "--letter", listed[0]["letter"])
+    assert "no dead letter 9:9" in run("show", "--letter", "9:9", code=2)
+    assert "Confirming needs a terminal" in run("replay", code=2)
+    service.is_mended = True
+    assert "Replayed 3 dead letters." in run("replay", "--yes")
+    assert "There is nothing to replay." in run("replay", "--yes")
+    assert "There are no dead letters" in run("list", "--group", "nobody")
+    scene.wait_for(range(12))

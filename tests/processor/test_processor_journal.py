@@ -1,0 +1,235 @@
+"""Kafka is down, and the processor's pool has a journal: batches go through it, positions move too, no message is blamed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from crash.databases import Databases
+from dualwrite import ConfigurationError, JournalLimits, Transaction, aio
+from dualwrite.devcluster import DevCluster
+from dualwrite.outages import kafka_at
+from dualwrite.processor import AsyncDualProcessor, DualProcessor, ProcessorOptions
+from fixtures.broker import make_topic, read_topic
+from fixtures.pace import LIMIT, until
+from fixtures.tiers import thinned
+from journal.chains import assert_chains
+from processor.journal_processing import JournalScene
+
+pytestmark = pytest.mark.slow
+
+PATIENT = {"session.timeout.ms": 300_000, "heartbeat.interval.ms": 1000}
+"""The member keeps its partitions, and the messages that it has fetched, however long the broker is down."""
+
+COUNT = 60
+
+
+@pytest.fixture
+def scene(
+    databases: Databases, brisk: DevCluster, new_name: Callable[[str], str], database: str, producer: str
+) -> Iterator[JournalScene]:
+    """A topic with numbers from 0 on; the broker, which the test may kill, is running again after it."""
+    del producer
+    made = JournalScene(databases.scene(database, brisk).events, brisk, new_name)
+    made.produce(range(COUNT))
+    yield made
+    if not all(node.alive for node in brisk.status().nodes):
+        brisk.start(timeout=LIMIT)
+
+
+@pytest.fixture
+def dead(brisk: DevCluster, new_name: Callable[[str], str]) -> str:
+    """A topic for messages that can't be processed."""
+    name = new_name("dead")
+    make_topic(brisk, name)
+    return name
+
+
+def killing(scene: JournalScene, broker: DevCluster, at: int = COUNT // 3) -> Callable[[Any, Transaction[Any]], None]:
+    """A handler in the middle of whose batch the broker dies: before that of this number commits, the first time."""
+
+    def handle(message: Any, tx: Transaction[Any]) -> None:
+        scene.add_link(message, tx)
+        if int(message.value()) == at and all(node.alive for node in broker.status().nodes):
+            broker.kill()
+
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("database", "producer"),
+    thinned(
+        [("postgresql", "native"), ("postgresql", "librdkafka"), ("mariadb", "native"), ("sqlite", "native")],
+        kept=[("postgresql", "native")],
+    ),
+    indirect=["producer"],
+)
+def test_a_batch_that_an_outage_has_interrupted_goes_through_the_journal(
+    scene: JournalScene, brisk: DevCluster, dead: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And so do those after it that were fetched before; each process says once that Kafka is down, and its positions move."""
+    kafka = kafka_at(brisk.bootstrap_servers)
+    kafka.forget_all()  # the outages of other tests
+    handle = killing(scene, brisk)
+    with caplog.at_level(logging.WARNING, "dualwrite"), scene.pool() as pool:
+        options = {"batch": 5, "attempts": 1, "dead_letter_topic": dead}
+        with scene.running(handle, runner=pool, **options, **PATIENT) as running:
+            scene.until_journaled()
+            until(lambda: scene.seen[-1].outcome == "journaled", "a batch is committed with its messages in the journal")
+            booked = len(scene.events.numbers(scene.group))
+            assert scene.stored() >= booked > COUNT // 3 // 5 * 5
+            assert sum(each.offset for each in running.processor.positions.values()) >= booked
+            brisk.start(timeout=LIMIT)
+            scene.wait_for(range(COUNT))
+            scene.until_closed()
+            scene.produce(range(COUNT, COUNT + 10))
+            scene.wait_for(range(COUNT + 10))
+        until(lambda: not kafka.is_out, "the end of the outage is logged")
+    scene.assert_once(COUNT + 10)
+    assert read_topic(brisk.bootstrap_servers, dead) == []
+    texts = [r.getMessage() for r in caplog.records if r.name == "dualwrite.outages" and r.getMessage().startswith("Kafka at")]
+    assert ["does not answer" in text for text in texts] == [True, False], texts
+    others = [r.getMessage() for r in caplog.records if r.name != "dualwrite.outages" and "librdkafka" not in r.getMessage()]
+    assert ["messages go into the journal from now on" in text for text in others] == [True], others
+
+
+def test_an_outage_is_blamed_on_no_message(
+    scene: JournalScene,
+    brisk: DevCluster,
+    dead: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A pool runs units again only a few times when Kafka flaps; the processor then gets its error: here the first time."""
+    monkeypatch.setattr("dualwrite.pool.group.MOST_SWITCHES", 0)
+    handle = killing(scene, brisk)
+    with caplog.at_level(logging.INFO, "dualwrite.processor"), scene.pool() as pool:
+        options = {"batch": 5, "attempts": 1, "dead_letter_topic": dead}
+        with scene.running(handle, runner=pool, **options, **PATIENT):
+            scene.until_journaled()
+            brisk.start(timeout=LIMIT)
+            scene.wait_for(range(COUNT))
+            scene.until_closed()
+    scene.assert_once(COUNT)
+    assert read_topic(brisk.bootstrap_servers, dead) == []
+    again = [record for record in caplog.records if "trying again" in record.getMessage()]
+    assert [record.levelno for record in again] == [logging.INFO]
+
+
+def test_an_outage_that_another_process_has_noticed_is_blamed_on_no_message(
+    scene: JournalScene, brisk: DevCluster, dead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has opened the gate in the middle of a transaction, which can't be recorded any more."""
+    monkeypatch.setattr("dualwrite.pool.group.MOST_SWITCHES", 0)
+    opened: list[bool] = []
+
+    def handle(message: Any, tx: Transaction[Any]) -> None:
+        scene.add_link(message, tx)
+        if int(message.value()) == COUNT // 3 and not opened:
+            opened.append(scene.store.journal.open(scene.prefix, "another process"))
+
+    options = {"batch": 1, "attempts": 1, "dead_letter_topic": dead}
+    with scene.pool() as pool, scene.running(handle, runner=pool, **options):
+        scene.wait_for(range(COUNT))
+        scene.until_closed()
+    scene.assert_once(COUNT)
+    assert opened == [True]
+    assert read_topic(brisk.bootstrap_servers, dead) == []
+
+
+def test_a_full_journal_is_blamed_on_no_message(
+    scene: JournalScene, brisk: DevCluster, dead: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = killing(scene, brisk)
+    is_refused = threading.Event()
+    with caplog.at_level(logging.INFO, "dualwrite.processor"), scene.pool(journal=JournalLimits(entries=1)) as pool:
+
+        def patient(message: Any, tx: Transaction[Any]) -> None:
+            handle(message, tx)
+            if not is_refused.is_set() and any(each.outcome == "journaled" for each in scene.seen):
+                assert pool._keeper is not None
+                until(lambda: pool._keeper._journal.full, "the journal full")
+
+        options = {"batch": 5, "attempts": 1, "dead_letter_topic": dead}
+        with scene.running(patient, runner=pool, **options, **PATIENT):
+            until(lambda: "the journal is full" in caplog.text, "a batch is refused")
+            is_refused.set()
+            brisk.start(timeout=LIMIT)
+            scene.wait_for(range(COUNT))
+            scene.until_closed()
+    scene.assert_once(COUNT)
+    assert read_topic(brisk.bootstrap_servers, dead) == []
+
+
+def test_a_poison_message_is_found_while_kafka_is_down(scene: JournalScene, brisk: DevCluster, dead: str) -> None:
+    """Its dead letter goes through the journal, and its position moves with it."""
+    handle = killing(scene, brisk)
+    bad = COUNT // 2
+
+    def picky(message: Any, tx: Transaction[Any]) -> None:
+        handle(message, tx)
+        if int(message.value()) == bad:
+            raise ValueError("poison")
+
+    options = {"batch": 5, "attempts": 2, "dead_letter_topic": dead}
+    with scene.pool() as pool, scene.running(picky, runner=pool, **options, **PATIENT):
+        scene.until_journaled()
+        brisk.start(timeout=LIMIT)
+        scene.wait_for(number for number in range(COUNT) if number != bad)
+        scene.letter(dead, b"%d" % bad)
+        scene.until_closed()
+    assert assert_chains(scene.chains) == COUNT - 1
+    assert scene.stored() == COUNT
+
+
+def test_coroutines_go_through_the_journal_as_well(scene: JournalScene, brisk: DevCluster, dead: str) -> None:
+    killed: list[int] = []
+
+    async def handle(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
+        await tx.run_sync(lambda plain: scene.add_link(message, plain))
+        if int(message.value()) == COUNT // 3 and not killed:
+            killed.append(COUNT // 3)
+            await asyncio.to_thread(brisk.kill)
+
+    async def main(pool: aio.AsyncWriterPool[Any]) -> None:
+        options = ProcessorOptions(batch=5, attempts=1, dead_letter_topic=dead, pause=0.05, longest_pause=0.5)
+        processor = AsyncDualProcessor(pool, scene.settings(**PATIENT), [scene.source], handle=handle, options=options)
+        running = asyncio.create_task(processor.run())
+        try:
+            await asyncio.to_thread(scene.until_journaled)
+            await asyncio.to_thread(brisk.start, timeout=LIMIT)
+            await asyncio.to_thread(scene.wait_for, range(COUNT))
+            await asyncio.to_thread(scene.until_closed)
+        finally:
+            processor.stop()
+            await running
+
+    with scene.pool() as pool:
+
+        async def in_loop() -> None:
+            await main(aio.AsyncWriterPool(pool))
+
+        asyncio.run(in_loop())
+    scene.assert_once(COUNT)
+    assert read_topic(brisk.bootstrap_servers, dead) == []
+
+
+def test_positions_at_kafka_and_a_journal_exclude_each_other(scene: JournalScene) -> None:
+    options = ProcessorOptions(offsets="kafka")
+    refused = pytest.raises(ConfigurationError, match=r"Next step: set offsets='database'")
+    with scene.pool() as pool:
+        with refused:
+            DualProcessor(pool, scene.settings(), [scene.source], handle=scene.add_link, options=options)
+
+        async def main() -> None:
+            async def handle(_: object, __: object) -> None: ...
+
+            with refused:
+                AsyncDualProcessor(aio.AsyncWriterPool(pool), scene.settings(), [scene.source], handle=handle, options=options)
+
+        asyncio.run(main())
