@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import uuid
 from collections.abc import Iterator
@@ -35,6 +36,9 @@ from fixtures.pace import LIMIT, ended, until
 PATH = "/dualwrite"
 """Where the console is mounted."""
 
+SCREENSHOTS = os.environ.get("DUALWRITE_SCREENSHOTS")
+"""A folder for the pictures of the documentation."""
+
 
 def operator(request: Any) -> Role:
     """Everybody may do everything."""
@@ -54,13 +58,13 @@ class ConsoleScene:
         self.url = url
         self.broker = broker
         self.servers = broker.bootstrap_servers
-        self.part = uuid.uuid4().hex[:8]
+        self.part = "" if SCREENSHOTS else f"-{uuid.uuid4().hex[:8]}"
         self.store = SqlStateStore.from_url(url, lock_timeout=LIMIT)
         self._consoles: list[Console] = []
 
     def name(self, kind: str) -> str:
         """A name that no other test has on the broker."""
-        return f"{kind}-{self.part}"
+        return f"{kind}{self.part}"
 
     def close(self) -> None:
         for each in self._consoles:

@@ -15,7 +15,7 @@ from starlette.routing import Mount
 
 import dualwrite
 from console import chromium
-from console.console_scene import ConsoleScene, operator
+from console.console_scene import SCREENSHOTS, ConsoleScene, operator
 from dualwrite.console import sections
 from fixtures.broker import make_topic
 
@@ -79,9 +79,9 @@ def test_the_page_in_a_browser(scene: ConsoleScene, address: str, tmp_path: Path
 
 
 def picture(folder: Path, address: str, name: str, size: tuple[int, int], *options: str) -> None:
-    """Take a picture of a page; DUALWRITE_SCREENSHOTS is a folder for it."""
+    """Take a picture of a page; SCREENSHOTS is a folder for it."""
     where = folder / name
     chromium.open_page(address, folder, f"--screenshot={where}", f"--window-size={size[0]},{size[1]}", *options)
     assert where.stat().st_size > 10_000
-    if kept := os.environ.get("DUALWRITE_SCREENSHOTS"):
-        shutil.copy(where, kept)
+    if SCREENSHOTS:
+        shutil.copy(where, SCREENSHOTS)

@@ -51,6 +51,7 @@ FIRST: Final = 1.0
 """Seconds that a page waits for what is not known yet; its sections ask again by themselves."""
 
 _MOST_DETAILS: Final = 20
+_BUSY: Final = "Too many ids are being read at the moment. Load the page again later."
 _YEAR: Final = 31_536_000
 _POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -156,12 +157,18 @@ class Console:
         return HTMLResponse(rendered(f"{name}.html", **self._values(request, role)))
 
     async def _id(self, request: Request, role: Role) -> Response:
-        answer = await self._detail_of(request).answer(FIRST)
+        detail = self._detail_of(request)
+        if detail is None:
+            return self._refused(request, _BUSY, 503)
+        answer = await detail.answer(FIRST)
         values = self._values(request, role) | {"answer": answer, "name": request.path_params["name"]}
         return HTMLResponse(rendered("id.html", **values))
 
     async def _detail(self, request: Request, role: Role) -> Response:
-        answer = await self._detail_of(request).answer()
+        detail = self._detail_of(request)
+        if detail is None:
+            return self._refused(request, _BUSY, 503)
+        answer = await detail.answer()
         values = self._values(request, role) | {"answer": answer, "name": request.path_params["name"]}
         return HTMLResponse(rendered("detail.html", **values))
 
@@ -178,13 +185,17 @@ class Console:
         await self._actions.carry_out(name, fields, who(request))
         return RedirectResponse(f"{_base(request)}/#carried", status_code=303)
 
-    def _detail_of(self, request: Request) -> Watched[Detail]:
+    def _detail_of(self, request: Request) -> Watched[Detail] | None:
+        """What is known of an id; None if too many are being read."""
         name = request.path_params["name"]
         if name not in self._details:
+            if len(self._details) >= _MOST_DETAILS:
+                idle = next((each for each, known in self._details.items() if not known.is_running), None)
+                if idle is None:
+                    return None
+                del self._details[idle]
             read = partial(read_detail, self._subject, self._recent, name)
             self._details[name] = Watched(f"the id {name}", read, limit=LIMIT + 2, every=EVERY)
-            if len(self._details) > _MOST_DETAILS:
-                self._details.popitem(last=False)
         self._details.move_to_end(name)
         return self._details[name]
 

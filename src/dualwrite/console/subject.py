@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -29,17 +28,16 @@ class Subject:
 
     Args:
         settings: Where they are.
-        store: The database, which stays open; None for that of the settings, which is opened when it is needed.
+        store: The database, which stays open; None for that of the settings, to which nothing connects yet.
         relays: The relays whose dead letters can be replayed.
     """
 
     def __init__(self, settings: Settings, store: TxnStateStore | None = None, relays: Iterable[Relay] = ()) -> None:
         self.settings = settings
         self.relays = {each.name: each for each in relays}
-        self._store = store
-        self._owned: TxnStateStore | None = None
-        self._opening = threading.Lock()
-        if store is None and settings.database_url is None and not self.has_kafka:
+        self._owned = None if store is not None or settings.database_url is None else as_store(None, settings)
+        self._store = store or self._owned
+        if self._store is None and not self.has_kafka:
             raise ConfigurationError(
                 "Neither a database nor Kafka is given.",
                 next_step="pass a pool or settings (environment: DUALWRITE_DATABASE_URL, DUALWRITE_KAFKA_BOOTSTRAP_SERVERS)",
@@ -53,25 +51,23 @@ class Subject:
     @property
     def has_database(self) -> bool:
         """Whether a database is known."""
-        return self._store is not None or self.settings.database_url is not None
+        return self._store is not None
 
     @property
     def store(self) -> TxnStateStore:
         """The database.
 
         Raises:
-            ConfigurationError: None is given, or its URL is not valid.
+            ConfigurationError: None is given.
         """
         if self._store is None:
-            with self._opening:
-                if self._store is None:
-                    self._store = self._owned = as_store(None, self.settings)
+            raise ConfigurationError("No database is given.", next_step="pass a pool, or set DUALWRITE_DATABASE_URL")
         return self._store
 
     @property
     def sql_store(self) -> SqlStateStore | None:
         """The database if it is a SQL database: only these have journals and dead letters."""
-        return self.store if isinstance(self.store, SqlStateStore) else None
+        return self._store if isinstance(self._store, SqlStateStore) else None
 
     @property
     def quick(self) -> Settings:

@@ -79,6 +79,11 @@ class Watched(Generic[T]):
             return known
         return Answer(known.value, known.at, f"There has been no answer for {taken:.0f} s.")
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it is being read."""
+        return self._begun is not None
+
     def again(self) -> None:
         """Read it again when somebody asks next."""
         with self._lock:

@@ -139,7 +139,7 @@ class WriterPool(Generic[H]):
         open_recoverer: Opens a recoverer on the store.
         size: The number of writers; None: as many as the load asks for.
         store: The writers' store; closed with the pool if `owns_store`.
-        settings: The settings that the writers are opened with.
+        settings: The settings of the writers, with the prefix as transactional id.
         prefix: The prefix of their transactional ids.
         options: How the pool groups units, and when its calls return.
         owns_store: Whether `close` closes the store.
@@ -235,7 +235,7 @@ class WriterPool(Generic[H]):
 
     @property
     def settings(self) -> Settings:
-        """The settings that the writers are opened with: Kafka's, and time limits; they may contain passwords."""
+        """The settings of the writers, with the prefix as transactional id; they may contain passwords."""
         return self._settings
 
     @property
