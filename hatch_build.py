@@ -1,11 +1,16 @@
-"""Compiles, into a wheel, the modules that run once for each message: the same source, by mypyc, if DUALWRITE_COMPILE is 1.
+"""Two hooks of the build: modules that are compiled, and what a package index shows of README.
 
-A wheel without it, and an editable installation, run the source. `compiled.py` of the native producer says which one is used.
+If DUALWRITE_COMPILE is 1, a wheel has the modules that run once for each message in compiled form: the same source, by mypyc. A
+wheel without it, and an editable installation, run the source. `compiled.py` of the native producer says which one is used.
+
+README's links are relative, and an index has only README. If DUALWRITE_REPOSITORY_URL is set, the links lead there, and it is
+one of the project's URLs. Otherwise only their text is left.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 MODULES: Final = (
     "dualwrite/kafka/messages.py",
@@ -71,3 +77,22 @@ class CompiledModules(BuildHookInterface[Any]):
 
 def _is_wanted() -> bool:
     return os.environ.get("DUALWRITE_COMPILE") == "1"
+
+
+_RELATIVE_LINK: Final = re.compile(r"\[([^\[\]]+)\]\((?!https?:|mailto:|#)([^()\s]+)\)")
+
+
+class IndexMetadata(MetadataHookInterface):
+    """The metadata hook of pyproject.toml."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set the fields that pyproject.toml calls dynamic."""
+        repository = os.environ.get("DUALWRITE_REPOSITORY_URL", "").rstrip("/")
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": for_index(text, repository)}
+        metadata["urls"] = {"Repository": repository} if repository else {}
+
+
+def for_index(text: str, repository: str) -> str:
+    """README with links into the repository; without links if that is empty."""
+    return _RELATIVE_LINK.sub(rf"[\1]({repository}/blob/HEAD/\2)" if repository else r"\1", text)

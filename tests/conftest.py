@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = [
+    "pytester",
     "fixtures.reruns",
     "fixtures.workers",
     "fixtures.broker",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, overload
@@ -15,26 +14,31 @@ from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.choose import ProbedCluster, choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.native.native_settings import KNOWN_NAMES
-from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.logs import SubjectLogger
+from dualwrite.opening import Database, Kafka, as_store, connected, connected_with_journal, journal_keeper, journal_of
 from dualwrite.recipe.republish import RecoveryPublisher
 from dualwrite.recovery.plan import RecoveryPlan
-from dualwrite.recovery.recoverer import Recoverer, describe_owner, ids_with_lanes
+from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
-from dualwrite.settings import Acknowledge, OnLost, ProducerName, Settings, Timeouts
+from dualwrite.settings import (
+    Acknowledge,
+    OnLost,
+    ProducerName,
+    Settings,
+    Timeouts,
+    WhenKafkaIsDown,
+    validate_when_kafka_is_down,
+)
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.leases import number_of, numbered
-from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
-    from dualwrite.pool.journal_keeper import JournalKeeper
     from dualwrite.pool.pool import WriterPool
     from dualwrite.pool.scaling import PoolOptions
-    from dualwrite.recipe.journaling import Journal
+    from dualwrite.stores.journal import JournalLimits
     from dualwrite.stores.rocksdb import RocksDBStore
     from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
     from dualwrite.stores.sql.orm import SessionSource
@@ -45,9 +49,6 @@ log = SubjectLogger(__name__)
 
 _LARGE_NUMBER: Final = 99_999
 """A number for which a pool's prefix must leave room in its ids."""
-
-Database = str | URL | Engine | TxnStateStore
-Kafka = str | Mapping[str, Any] | KafkaConfig
 
 
 class WriterOptions(TypedDict, total=False):
@@ -69,6 +70,8 @@ class ConnectOptions(WriterOptions, total=False):
 
     transactional_id: str | None
     acknowledge: Acknowledge
+    when_kafka_is_down: WhenKafkaIsDown
+    journal: JournalLimits | None
 
 
 @overload
@@ -97,6 +100,8 @@ def connect(
     lanes: int | None = None,
     on_lost: OnLost | None = None,
     acknowledge: Acknowledge = "visible",
+    when_kafka_is_down: WhenKafkaIsDown = "fail",
+    journal: JournalLimits | None = None,
     timeouts: Timeouts | None = None,
     session: SessionSource | None = None,
     schema: str | None = None,
@@ -116,6 +121,10 @@ def connect(
             producer.
         on_lost: See DualWriter.
         acknowledge: "visible" or "decided"; see DualWriter.
+        when_kafka_is_down: "fail" raises the error of Kafka. With "journal" messages are written into a table in the database
+            transaction of their block, and published later (docs/guides/kafka-down.md). The writer then opens while Kafka is
+            down, too, and recovers its id before it sends anything to Kafka. Only for SQL databases.
+        journal: How much that table may contain; then transactions fail.
         timeouts: Time limits.
         session: Makes `tx.session`: a sessionmaker or a Session class; see SqlStateStore. Only for a URL or an Engine.
         schema: The schema that contains dualwrite's tables; see SqlStateStore. Only for a URL or an Engine.
@@ -128,104 +137,20 @@ def connect(
         ConfigurationError: A setting is missing, or contradicts another.
         DualWriteError: As for `DualWriter.open`.
     """
-    return _connected(
-        database,
-        acknowledge=acknowledge,
-        kafka=kafka,
-        session=session,
-        settings=(settings or Settings.from_environment()).with_changes(
-            transactional_id=transactional_id,
-            producer=producer,
-            two_phase=two_phase,
-            lanes=lanes,
-            on_lost=on_lost,
-            timeouts=timeouts,
-            schema=schema,
-        ),
+    chosen = (settings or Settings.from_environment()).with_changes(
+        transactional_id=transactional_id,
+        producer=producer,
+        two_phase=two_phase,
+        lanes=lanes,
+        on_lost=on_lost,
+        timeouts=timeouts,
+        schema=schema,
     )
-
-
-def _connected(
-    database: Database | None,
-    *,
-    settings: Settings,
-    kafka: Kafka | None,
-    session: SessionSource | None,
-    acknowledge: Acknowledge,
-    probed: ProbedCluster | None = None,
-    journal: Journal | None = None,
-) -> DualWriter[Any]:
-    """See `connect`; for a pool, `probed` is what its other writers know about the cluster, `journal` that of its prefix."""
-    if settings.transactional_id is None:
-        raise ConfigurationError(
-            "No transactional id was given.",
-            next_step="pass transactional_id=… (environment: DUALWRITE_TRANSACTIONAL_ID): a name that stays the same across "
-            "restarts",
-        )
-    validate_transactional_id(settings.transactional_id, lanes=settings.lanes or 1)
-    config = KafkaConfig.over(kafka, settings.kafka)
-    _check_kafka_settings(config, settings.producer)
-    store = as_store(database, settings, session)
-    writer = _new_writer(
-        store,
-        config,
-        settings,
-        settings.transactional_id,
-        acknowledge=acknowledge,
-        owns_store=store is not database,
-        probed=probed,
-        journal=journal,
+    if validate_when_kafka_is_down(when_kafka_is_down) == "fail":
+        return connected(database, acknowledge=acknowledge, kafka=kafka, session=session, settings=chosen)
+    return connected_with_journal(
+        database, acknowledge=acknowledge, kafka=kafka, session=session, settings=chosen, limits=journal
     )
-    try:
-        return writer.open()
-    except BaseException:
-        writer.close()
-        raise
-
-
-def _check_kafka_settings(config: KafkaConfig, producer: ProducerName) -> None:
-    """Check the settings before anything is claimed: invalid settings must not take the id from a writer that works."""
-    chosen_timeout_ms(config)  # raises if it is too short
-    if producer == "librdkafka" or not config.properties.keys() <= KNOWN_NAMES:
-        from dualwrite.kafka.librdkafka.librdkafka_producer import check_settings  # noqa: PLC0415  (the native producer checks its own)
-
-        check_settings(config)
-
-
-def _new_writer(
-    store: TxnStateStore,
-    config: KafkaConfig,
-    settings: Settings,
-    transactional_id: str,
-    *,
-    acknowledge: Acknowledge,
-    owns_store: bool,
-    probed: ProbedCluster | None,
-    journal: Journal | None,
-) -> DualWriter[Any]:
-    """A writer that is not open yet; after an error, what it would own is closed."""
-    coordinator = WireTransactionCoordinator(config, timeout=settings.timeouts.kafka)
-    try:
-        producers = choose_producer(config, coordinator, settings, share_connections=True, probed=probed)
-        return DualWriter(
-            store,
-            transactional_id=transactional_id,
-            producers=producers,
-            coordinator=coordinator,
-            lanes=settings.lanes or producers.lanes,
-            timeouts=settings.timeouts,
-            on_lost=settings.on_lost,
-            mark_republished=settings.mark_republished,
-            acknowledge=acknowledge,
-            owns_store=owns_store,
-            owns_coordinator=True,
-            journal=journal,
-        )
-    except BaseException:
-        coordinator.close()
-        if owns_store:
-            store.close()
-        raise
 
 
 class PoolArguments(WriterOptions, total=False):
@@ -307,12 +232,12 @@ def create_pool(
     probed = ProbedCluster()
     journal, timeouts = None, chosen.timeouts
     if options.when_kafka_is_down == "journal":
-        journal, timeouts = _journal(store, prefix, options), timeouts.with_journal()
+        journal, timeouts = journal_of(store, prefix, options.journal), timeouts.with_journal()
 
     def open_writer(name: str) -> DualWriter[Any]:
         of_writer = chosen.with_changes(transactional_id=name, timeouts=timeouts, **connecting)
         try:
-            return _connected(
+            return connected(
                 store,
                 settings=of_writer,
                 kafka=kafka,
@@ -334,7 +259,8 @@ def create_pool(
         config = KafkaConfig.over(kafka, chosen.kafka)
         keeper = None
         if journal is not None:
-            keeper = _journal_keeper(store, journal, kafka, chosen.with_changes(**connecting), opened)
+            keeper = journal_keeper(store, journal, kafka, chosen.with_changes(**connecting))
+            opened.callback(keeper.stop)
         pool: WriterPool[Any] = WriterPool(
             open_writer,
             recoverer,
@@ -352,40 +278,6 @@ def create_pool(
             _recover_above(recoverer, prefix, pool.size)
         opened.pop_all()
         return pool
-
-
-def _journal(store: TxnStateStore, prefix: str, options: PoolOptions) -> Journal:
-    """The journal of a prefix.
-
-    Raises:
-        ConfigurationError: The store has none.
-    """
-    from dualwrite.recipe.journaling import Journal  # noqa: PLC0415  (most programs don't need it)
-
-    if store.journal is None:
-        raise ConfigurationError(
-            f'when_kafka_is_down="journal" needs a SQL database, but the store is {store.description}.',
-            next_step="use PostgreSQL, MariaDB, MySQL or SQLite, or leave the option out",
-        )
-    journal = Journal(store.journal, prefix, f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}", options.journal)
-    journal.prepare()
-    return journal
-
-
-def _journal_keeper(
-    store: TxnStateStore, journal: Journal, kafka: Kafka | None, settings: Settings, opened: ExitStack
-) -> JournalKeeper:
-    from dualwrite.pool.journal_keeper import JournalKeeper  # noqa: PLC0415  (as above)
-
-    assert store.leases is not None
-    coordinator = WireTransactionCoordinator(KafkaConfig.over(kafka, settings.kafka), timeout=settings.timeouts.kafka)
-    opened.callback(coordinator.close)
-
-    def open_drainer(name: str) -> DualWriter[Any]:
-        of_drainer = settings.with_changes(transactional_id=name, lanes=1)
-        return _connected(store, settings=of_drainer, kafka=kafka, session=None, acknowledge="visible")
-
-    return JournalKeeper(journal, store.leases, lambda: coordinator.cluster_id(timeout=1.0), open_drainer, coordinator.close)
 
 
 def _check_pool_arguments(given: Iterable[str], of_options: Collection[str]) -> None:
@@ -438,33 +330,6 @@ def open_recoverer(
         owns_store=store is not database,
         owns_coordinator=True,
     )
-
-
-def as_store(database: Database | None, settings: Settings, session: SessionSource | None = None) -> TxnStateStore:
-    """The store of a `database` argument of the functions above; the caller closes it, unless it is the argument itself."""
-    if isinstance(database, TxnStateStore):
-        if session is not None:
-            raise ConfigurationError(
-                "session can't be combined with a store.", next_step="pass it to the store: SqlStateStore(…, session=…)"
-            )
-        return database
-    if isinstance(database, Engine):
-        return SqlStateStore(database, session=session, schema=settings.schema)
-    url = database or settings.database_url
-    if url is None:
-        raise ConfigurationError(
-            "No database was given.",
-            next_step="pass a URL, a SQLAlchemy Engine or a store as the first argument (environment: DUALWRITE_DATABASE_URL)",
-        )
-    if isinstance(url, URL):
-        url = url.render_as_string(hide_password=False)
-    if not isinstance(url, str):
-        raise ConfigurationError(
-            f"Unsupported database type {type(url).__module__}.{type(url).__name__}.",
-            next_step="pass a URL, a SQLAlchemy Engine, or wrap it in a store: SqlStateStore.from_psycopg(connection or pool), "
-            "RocksDBStore(rdict), ZooKeeperStore(client)",
-        )
-    return store_from_url(url, schema=settings.schema, session=session, write_lock_timeout=settings.timeouts.claim)
 
 
 def recover(

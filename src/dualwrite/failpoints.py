@@ -41,6 +41,7 @@ NAMES: Final = (
     "after_take_over",
     "group_after_unit",
     "group_after_units",
+    "journal_after_open",
     "journal_after_entries",
     "journal_before_close",
     "job_after_open",

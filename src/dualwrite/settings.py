@@ -208,6 +208,16 @@ def validate_acknowledge(acknowledge: Acknowledge) -> Acknowledge:
     return acknowledge
 
 
+def validate_when_kafka_is_down(when_kafka_is_down: WhenKafkaIsDown) -> WhenKafkaIsDown:
+    """Return what is done while Kafka is down if it is valid.
+
+    Raises:
+        ConfigurationError: It is neither "fail" nor "journal".
+    """
+    _one_of("when_kafka_is_down", when_kafka_is_down, get_args(WhenKafkaIsDown))
+    return when_kafka_is_down
+
+
 def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in allowed):
         raise ConfigurationError(f"{name} is {value!r}.", next_step=f"use one of {', '.join(map(str, allowed))}")

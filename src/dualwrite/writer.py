@@ -12,18 +12,17 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 from dualwrite.deadline import Deadline, check_may_block
 from dualwrite.errors import (
     ConcurrentUseError,
-    ConfigurationError,
     DualWriteError,
     NestedTransactionError,
     UsageError,
     WriterClosedError,
 )
 from dualwrite.failpoints import note_ignored_variable
-from dualwrite.kafka.base import ProducerFactory, TransactionCoordinator
+from dualwrite.kafka.base import Producers, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.observability import tracing
 from dualwrite.recipe import idle
-from dualwrite.recipe.journaling import Journal
+from dualwrite.recipe.journaling import Journal, Keeper
 from dualwrite.recipe.lanes import Lanes
 from dualwrite.recipe.outcomes import raise_after_commit_error
 from dualwrite.recipe.phases import Phase
@@ -74,11 +73,11 @@ class DualWriter(Generic[H]):
         owns_store: Whether `close` closes the store.
         owns_coordinator: Whether `close` closes the coordinator.
         journal: Where messages go while Kafka is down; None: transactions fail then.
+        keeper: Looks after the journal, if it is the writer's own: started by `open`, stopped by `close`.
 
     Raises:
         InvalidTransactionalIdError: The id is empty, too long (including the lane suffix), or contains '#' or '~'.
-        ConfigurationError: The number of lanes is not from 1 to 100; `acknowledge` is not one of its two values, or it is
-            "decided" without two-phase commit.
+        ConfigurationError: The number of lanes is not from 1 to 100, or `acknowledge` is not one of its two values.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class DualWriter(Generic[H]):
         store: TxnStateStore,
         *,
         transactional_id: str,
-        producers: ProducerFactory,
+        producers: Producers,
         coordinator: TransactionCoordinator,
         lanes: int = 1,
         timeouts: Timeouts | None = None,
@@ -96,6 +95,7 @@ class DualWriter(Generic[H]):
         owns_store: bool = False,
         owns_coordinator: bool = False,
         journal: Journal | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self._id = validate_transactional_id(transactional_id, lanes=validate_lanes(lanes))
         self._store = store
@@ -103,13 +103,6 @@ class DualWriter(Generic[H]):
         self._on_lost = on_lost
         self._owns_store = owns_store
         self._owns_coordinator = owns_coordinator
-        if validate_acknowledge(acknowledge) == "decided" and producers.kind is not ProducerKind.NATIVE_TWO_PHASE:
-            raise ConfigurationError(
-                'acknowledge="decided" requires two-phase commit.',
-                cause="without it Kafka may abort a transaction that the database has committed, if it times out before its "
-                "commit; so a block, or a call, can end only after Kafka's commit",
-                next_step='use acknowledge="visible", or enable two-phase commit on the brokers',
-            )
         self._recovery_pause = idle.RECOVER_AFTER
         self._idle_after = idle.CONFIRM_AFTER if acknowledge == "decided" else idle.CLEAR_AFTER
         self._lanes = Lanes(
@@ -119,12 +112,13 @@ class DualWriter(Generic[H]):
             transactional_id=self._id,
             count=lanes,
             timeouts=timeouts or Timeouts(),
-            acknowledge=acknowledge,
+            acknowledge=validate_acknowledge(acknowledge),
             journal=journal,
             lost=LostMessages(store, coordinator, is_marked=mark_republished) if on_lost == "republish" else None,
         )
         self._journal = journal
-        self._kind = producers.kind
+        self._keeper = keeper
+        self._producers = producers
         self._mutex = threading.Lock()
         self._user: list[int] | None = None  # its thread; another list for each use, see `_exclusively`
         self._pid = os.getpid()
@@ -148,8 +142,12 @@ class DualWriter(Generic[H]):
 
     @property
     def is_two_phase(self) -> bool:
-        """Whether Kafka takes part in a two-phase commit (KIP-939): it never aborts what the database has committed."""
-        return self._kind is ProducerKind.NATIVE_TWO_PHASE
+        """Whether Kafka takes part in a two-phase commit (KIP-939): it never aborts what the database has committed.
+
+        Raises:
+            BrokerUnavailableError: The writer has started while Kafka was down, and Kafka has not answered since.
+        """
+        return self._producers.kind is ProducerKind.NATIVE_TWO_PHASE
 
     @property
     def when_kafka_is_down(self) -> WhenKafkaIsDown:
@@ -176,7 +174,11 @@ class DualWriter(Generic[H]):
     def open(self) -> Self:
         """Claim the id with all its lanes, resolve what the previous owner left in doubt, and take the id over.
 
+        With a journal, a writer whose Kafka does not answer only claims the id. It resolves and takes over before its first
+        transaction that sends anything to Kafka; errors of these steps are raised by that transaction.
+
         Raises:
+            ConfigurationError: `acknowledge` is "decided" without two-phase commit.
             StoreUnavailableError: The database can't be reached; the message names the address and the setting.
             StateTableMissingError: The table is missing; the message names the command that creates it.
             ClaimTimeoutError: Another transaction locks the id's row; the message names it if the database shows it.
@@ -190,6 +192,8 @@ class DualWriter(Generic[H]):
             if self.phase is not Phase.OPENING:
                 raise UsageError(f"open() was called, but the writer {self.phase.value}.", transactional_id=self._id)
             self._acquire()
+            if self._keeper is not None:
+                self._keeper.start()
         return self
 
     def reopen(self) -> Self:
@@ -204,7 +208,7 @@ class DualWriter(Generic[H]):
         return self
 
     def _acquire(self) -> None:
-        self._lanes.acquire(only_if_ours=False, on_lost=self._on_lost)
+        self._lanes.open(on_lost=self._on_lost)
         idle.IDLE.watch(self, DualWriter._clear_if_idle, after=self._idle_after)
 
     def close(self, *, limit: Deadline | None = None) -> None:
@@ -223,6 +227,8 @@ class DualWriter(Generic[H]):
             return
         with self._exclusively("close()"):
             try:
+                if self._keeper is not None:
+                    self._keeper.stop()
                 self._lanes.close(limit)
             finally:
                 if self._owns_coordinator:

@@ -18,6 +18,7 @@ ROUND_TRIPS = {"plain": 2, "naive": 3, "outbox": 2, "writers": 2, "own": 2, "poo
 
 PACKAGES = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,org.postgresql:postgresql:42.7.7"
 NO_PACKAGES = 3
+NO_JARS = 3
 
 
 def rows_of(output: str, columns: int) -> dict[str, list[str]]:
@@ -127,6 +128,21 @@ def test_the_journal_while_kafka_is_down(postgres_url: str) -> None:
     assert names <= set(found)
     assert all(number(found[name][0]) > 0 for name in names)
     assert found["alone, a warm broker"][0] == "1,000"
+
+
+@pytest.mark.soak  # in CI: the relay, without Debezium's 70 jars
+def test_the_relay_and_debezium(broker: DevCluster) -> None:
+    short = ("--rows", 2000, "--warm-up-rows", 2000, "--singles", 20, "--rounds", 1, "--kills", 1)
+
+    done = run_benchmark("debezium.py", *short, "--kafka", broker.bootstrap_servers)
+
+    if done.returncode == NO_JARS:  # also in CI: its package registry need not have them
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    measured, killed = rows_of(done.stdout, 9), rows_of(done.stdout, 4)
+    assert len(measured) == 4, "three and the head"
+    assert all(number(cells[0]) > 0 for name, cells in measured.items() if name != "relay")
+    assert [cells[:2] for name, cells in killed.items() if name != "relay"] == [["0", "0"]] * 2, "doubled, missing"
 
 
 @pytest.mark.soak  # it starts its own servers, whose log has the statements

@@ -27,6 +27,8 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 @cache
 def chromium() -> str:
     """The browser. Where `CI` is set, it is installed if that is possible: it takes about half a minute."""
+    if given := os.environ.get("CHROMIUM"):
+        return given
     if (found := next(filter(None, map(shutil.which, _NAMES)), None)) is None and os.environ.get("CI") and os.geteuid() == 0:
         install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]
         for command in (["apt-get", "update", "-qq"], install):

@@ -17,6 +17,7 @@ import dualwrite
 from dualwrite import cli, errors, processor, settings
 from dualwrite.cli import COMMANDS
 from dualwrite.errors import DualWriteError
+from dualwrite.testing import pytest_plugin
 from fixtures.tables import table
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -108,7 +109,8 @@ def test_every_environment_variable_is_named() -> None:
     assert settings.__doc__ is not None
     variables = re.findall(r"DUALWRITE_[A-Z_]+", settings.__doc__)
     limits = [f"DUALWRITE_TIMEOUT_{limit.name.upper()}" for limit in fields(dualwrite.Timeouts)]
-    for variable in (*variables, *limits, "DUALWRITE_TESTING", "DUALWRITE_FAILPOINTS"):
+    of_the_plugin = [variable for variable, _ in pytest_plugin._GIVEN.values()]
+    for variable in (*variables, *limits, *of_the_plugin, "DUALWRITE_TESTING", "DUALWRITE_FAILPOINTS"):
         assert f"`{variable}" in SETTINGS_PAGE
 
 

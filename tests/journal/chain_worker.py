@@ -24,7 +24,7 @@ from journal.chains import die_at_failpoint, link
 
 
 def opened(url: str, kafka: dict[str, Any], prefix: str) -> WriterPool[Any]:
-    """A pool; a pool can't be opened while Kafka is down."""
+    """A pool, whether Kafka answers or not."""
     options = PoolOptions(
         timeout=LIMIT,
         lease=float(os.environ.get("LEASE", "2")),
@@ -34,20 +34,15 @@ def opened(url: str, kafka: dict[str, Any], prefix: str) -> WriterPool[Any]:
     two_phase = None if os.environ.get("TWO_PHASE") != "no" else False
     isolation = os.environ.get("ISOLATION")
     engine = sa.create_engine(url, **({} if isolation is None else {"isolation_level": isolation}))
-    while True:
-        try:
-            return dualwrite.create_pool(
-                engine,
-                prefix=prefix,
-                kafka=kafka,
-                options=options,
-                size=2,
-                two_phase=two_phase,
-                timeouts=Timeouts(claim=10, kafka=5),
-            )
-        except dualwrite.DualWriteError as error:
-            say("opening", type(error).__name__)
-            time.sleep(0.3)
+    return dualwrite.create_pool(
+        engine,
+        prefix=prefix,
+        kafka=kafka,
+        options=options,
+        size=2,
+        two_phase=two_phase,
+        timeouts=Timeouts(claim=10, kafka=5),
+    )
 
 
 def main() -> None:

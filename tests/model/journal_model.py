@@ -23,11 +23,13 @@ RULES: Final = {
     "close-fenced": "closing checks the drainer's fencing token in the same transaction",
     "drain-fenced": "draining checks the drainer's fencing token in the transaction that deletes the entries",
     "republish-first": "a drained transaction that Kafka has lost is published again before the next entries and the closing",
+    "recover-first": "an id that was claimed without asking Kafka is recovered there before a unit of it sends to Kafka",
 }
 
 DOWN: Final = "down"
 CRASH: Final = "crash"
 LOSE: Final = "lose"
+KILL: Final = "kill"
 
 OVERTAKEN: Final = "a unit's message comes before that of a unit whose data it has seen"
 DOUBLED: Final = "a message was published twice"
@@ -47,13 +49,16 @@ class Scene:
     Args:
         units: The isolation level of each unit.
         budget: What may happen, each entry once: the brokers go down, the drainer dies or is paused, Kafka aborts a drained
-            transaction.
+            transaction, a writer dies between its two commits.
+        one_id: Whether the units are those of one id: each begins after the one before, or once that one's writer is dead. The
+            next writer of the id does not need Kafka to start.
         channel: Whether a unit may learn of another one by another way than its database transaction.
         without: Rules that are removed.
     """
 
     units: tuple[str, ...]
     budget: tuple[str, ...] = ()
+    one_id: bool = False
     channel: bool = False
     without: frozenset[str] = frozenset()
 
@@ -76,6 +81,7 @@ class Unit(NamedTuple):
         has_sent: Whether its message is in Kafka's log.
         snapshot: The committed units when it began.
         is_locking: Whether it locks the gate, shared.
+        is_dead: Whether its writer has died once the database had decided; recovery commits it at Kafka.
     """
 
     step: str = "new"
@@ -85,6 +91,7 @@ class Unit(NamedTuple):
     has_sent: bool = False
     snapshot: frozenset[int] = frozenset()
     is_locking: bool = False
+    is_dead: bool = False
 
     @property
     def is_direct(self) -> bool:
@@ -172,6 +179,8 @@ def successors(scene: Scene, s: State) -> Next:
 
 def _unit(scene: Scene, s: State, number: int, unit: Unit) -> Next:
     match unit.step:
+        case "new" if scene.one_id and number and not _has_ended(s.units[number - 1]):
+            return
         case "new":
             gate = Gate(False, s.gate.epoch) if "all-through-journal" in scene.without and s.is_up else s.gate
             yield "begins", _with(s, number, Unit("begun", gate, snapshot=_committed(s)))
@@ -187,6 +196,8 @@ def _unit(scene: Scene, s: State, number: int, unit: Unit) -> Next:
             if s.is_up:
                 log = tuple((one, by, COMMITTED if (one, by) == (number, 0) else status) for one, by, status in s.log)
                 yield "commits at Kafka", _with(s, number, unit._replace(step="done"))._replace(log=log)
+            if KILL in s.budget and scene.one_id:
+                yield "loses its writer", _spent(_with(s, number, unit._replace(is_dead=True)), KILL)
         case _:
             return
 
@@ -197,12 +208,7 @@ def _working(scene: Scene, s: State, number: int, unit: Unit) -> Next:
         sees_newest = scene.units[number] == READ_COMMITTED or scene.channel
         yield "reads", _with(s, number, unit._replace(seen=(_committed(s) if sees_newest else unit.snapshot) - {number}))
     if unit.is_direct and not unit.has_sent:
-        if s.is_up:
-            t = _with(s, number, unit._replace(has_sent=True, causes=unit.seen or frozenset()))
-            yield "sends", t._replace(log=(*s.log, (number, 0, OPEN)))
-        else:
-            opened = s.gate if s.gate.is_open else Gate(True, s.gate.epoch + 1)
-            yield "can't send; the gate is open now", _undone(s, number)._replace(gate=opened)
+        yield from _sending(scene, s, number, unit)
     if unit.seen is None or (unit.is_direct and not unit.has_sent):
         return
     if unit.is_direct:
@@ -219,6 +225,18 @@ def _working(scene: Scene, s: State, number: int, unit: Unit) -> Next:
         yield "finds the gate closed", _undone(s, number)
 
 
+def _sending(scene: Scene, s: State, number: int, unit: Unit) -> Next:
+    sent = unit._replace(has_sent=True, causes=unit.seen or frozenset())
+    if not s.is_up:
+        opened = s.gate if s.gate.is_open else Gate(True, s.gate.epoch + 1)
+        yield "can't send; the gate is open now", _undone(s, number)._replace(gate=opened)
+    elif not (scene.one_id and number and s.units[number - 1].step == "decided"):
+        yield "sends", _with(s, number, sent)._replace(log=(*s.log, (number, 0, OPEN)))
+    elif "recover-first" in scene.without:
+        t = _aborted(s, number - 1)
+        yield "sends, which ends what its id had open", _with(t, number, sent)._replace(log=(*t.log, (number, 0, OPEN)))
+
+
 def _written(s: State, number: int, unit: Unit) -> State:
     return _with(s, number, unit._replace(step="recorded"))._replace(ids=(*s.ids, number))
 
@@ -232,6 +250,15 @@ def _is_as_read(scene: Scene, s: State, unit: Unit) -> bool:
 def _undone(s: State, number: int) -> State:
     log = tuple(entry for entry in s.log if entry[:2] != (number, 0))
     return _with(s, number, Unit())._replace(log=log)
+
+
+def _has_ended(unit: Unit) -> bool:
+    return unit.step == "done" or unit.is_dead
+
+
+def _aborted(s: State, number: int) -> State:
+    log = tuple(entry for entry in s.log if entry[:2] != (number, 0))
+    return _with(s, number, s.units[number]._replace(step="done"))._replace(log=log)
 
 
 def _committed(s: State) -> frozenset[int]:
@@ -370,8 +397,12 @@ _BUDGETS: Final = {
     "flapping brokers, and a drainer that dies": (DOWN, DOWN, CRASH),
     "a lost transaction, and two drainers that die": (DOWN, LOSE, CRASH, CRASH),
 }
-SCENES: Final = {
+SCENES: Final[dict[str, Scene]] = {
     f"{budget}, {isolation}": Scene(units, _BUDGETS[budget]) for isolation, units in _ISOLATION.items() for budget in _BUDGETS
+}
+SCENES |= {
+    f"a writer that starts, perhaps while Kafka is down, {isolation}": Scene(units, (DOWN, DOWN, KILL), one_id=True)
+    for isolation, units in _ISOLATION.items()
 }
 """Each is explored completely within seconds."""
 
@@ -388,6 +419,7 @@ NEEDS: Final = {
     "close-fenced": (Scene(_TWO, (DOWN, CRASH, LOSE)), OVERTAKEN),
     "drain-fenced": (Scene(_TWO, (DOWN, CRASH)), MISSING),
     "republish-first": (Scene(_TWO, (DOWN, LOSE)), OVERTAKEN),
+    "recover-first": (Scene(_TWO, (DOWN, KILL), one_id=True), MISSING),
 }
 """For each rule the scene that shows that it is needed, and what is found without it."""
 

@@ -1,7 +1,7 @@
 """The model of several lanes: which writer owns which row while several open one id, and recover lanes later.
 
-It follows `dualwrite.recipe.lanes.Lanes.acquire` and `TxnStateStore.claim_lanes`. What a lane does by itself is in the model of
-the recipe; here a row is only its fencing token.
+It follows `dualwrite.recipe.acquiring.Acquisition` and `TxnStateStore.claim_lanes`. What a lane does by itself is in the model
+of the recipe; here a row is only its fencing token.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ class Scene:
         lanes: The number of lanes of each writer.
         together: Whether all lanes are claimed in one transaction.
         budget: What may happen, each entry once.
+        journal: Whether a writer begins transactions that go into the journal once it has claimed its lanes, before Kafka is
+            asked.
         without: Rules that are removed.
     """
 
     lanes: tuple[int, ...]
     together: bool
     budget: tuple[str, ...] = ()
+    journal: bool = False
     without: frozenset[str] = frozenset()
 
 
@@ -100,7 +103,8 @@ def violated(scene: Scene, s: State) -> str:
     owners = [
         number
         for number, writer in enumerate(s.writers)
-        if writer.step == "open" and any(_is_ours(s, writer, lane) for lane in range(scene.lanes[number]))
+        if (writer.step == "open" or (scene.journal and writer.step == "starting"))
+        and any(_is_ours(s, writer, lane) for lane in range(scene.lanes[number]))
     ]
     return TWO_OPEN if len(owners) > 1 else ""
 
@@ -239,7 +243,7 @@ def _spent(s: State, event: str) -> State:
 
 # --- scenes ---------------------------------------------------------------------------------------------------------------
 
-SCENES: Final = {
+SCENES: Final[dict[str, Scene]] = {
     f"{lanes} lanes, claimed {'together' if together else 'one by one'}": Scene(lanes, together, budget)
     for together, lanes, budget in (
         (True, (2, 2), (INTERRUPT, RECOVER, RECOVERER, FORGET)),
@@ -250,6 +254,10 @@ SCENES: Final = {
         (False, (3, 2), (INTERRUPT,)),
         (False, (2, 1, 2), ()),
     )
+}
+SCENES |= {
+    f"{lanes} lanes, a journal": Scene(lanes, together=True, budget=(INTERRUPT, RECOVER, RECOVERER, FORGET), journal=True)
+    for lanes in ((2, 2), (3, 1))
 }
 """Each is explored completely within seconds."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,9 +54,8 @@ class Installation:
         return self.run("dualwrite", "db", command, "--url", url, *arguments)
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    folder = tmp_path_factory.mktemp("wheel")
+def built(folder: Path, **variables: str) -> Path:
+    """The wheel."""
     source = folder / "source"
     source.mkdir()
     # a copy: others may be building as well
@@ -63,9 +63,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
         path = ROOT / name
         copy = source / name
         shutil.copytree(path, copy, ignore=shutil.ignore_patterns("__pycache__")) if path.is_dir() else shutil.copy(path, copy)
-    subprocess.run([*PIP, "wheel", str(source), "--no-deps", "-w", str(folder)], check=True, cwd=folder)
+    command = [*PIP, "wheel", str(source), "--no-deps", "-w", str(folder)]
+    subprocess.run(command, check=True, cwd=folder, env={**os.environ, **variables})
     shutil.rmtree(source)
     (wheel,) = folder.glob("dualwrite-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    folder = tmp_path_factory.mktemp("wheel")
+    wheel = built(folder)
     environment = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     made = Installation(wheel, environment)
@@ -85,6 +93,29 @@ def test_the_wheel_contains_all_migrations(installed: Installation) -> None:
     scripts = {f"dualwrite/_migrations/versions/{path.name}" for path in (ROOT / "migrations/versions").glob("*.py")}
     assert scripts | {"dualwrite/_migrations/env.py", "dualwrite/py.typed", "dualwrite_alembic/__init__.py"} <= names
     assert not {name for name in names if name.startswith(("tests", "migrations", "benchmarks", "examples"))}
+
+
+def index_page(wheel: Path) -> str:
+    """What a package index shows."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return archive.read(name).decode()
+
+
+def test_the_page_of_a_package_index_has_no_link_that_leads_nowhere(installed: Installation) -> None:
+    page = index_page(installed.wheel)
+    assert "Description-Content-Type: text/markdown" in page
+    assert "A pool serves all threads" in page
+    assert not re.findall(r"\]\((?!https?:).*?\)", page)
+    assert "Project-URL" not in page
+
+
+@pytest.mark.soak
+def test_the_page_of_a_package_index_leads_to_the_repository(tmp_path: Path) -> None:
+    page = index_page(built(tmp_path, DUALWRITE_REPOSITORY_URL="https://repository.invalid/"))
+    assert "Project-URL: Repository, https://repository.invalid\n" in page
+    assert "A [pool](https://repository.invalid/blob/HEAD/docs/guides/pool.md) serves all threads" in page
+    assert not re.findall(r"\]\((?!https?:).*?\)", page)
 
 
 def test_migrations_run_from_the_installed_package(installed: Installation) -> None:

@@ -14,6 +14,22 @@ from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.zookeeper_transaction import ZooKeeperBatch
+from dualwrite.testing.fakes import FakeAsyncTransaction, FakeMessage, FakeTransaction
+
+
+def fakes(engine: sa.Engine, connection: sa.Connection) -> None:
+    with FakeTransaction(engine) as tx:
+        assert_type(tx, FakeTransaction[sa.Connection])
+        unit(tx)
+        tx.session.ad("lamp")  # E: "Session" has no attribute "ad"
+    assert_type(FakeTransaction(connection).db, sa.Connection)
+    unit(FakeTransaction(17))  # E: Argument 1 to "FakeTransaction" has incompatible type "int"; expected "Connection"
+    assert_type(FakeAsyncTransaction(engine), FakeAsyncTransaction[aio.AsyncConnection])
+    messages: list[Received[bytes, str]] = [FakeMessage("orders", b"lamp")]
+    assert messages
+
+
+def unit(tx: Transaction[sa.Connection]) -> None: ...
 
 
 def handles(engine: sa.Engine, rocks: RocksDBStore, zoo: ZooKeeperStore) -> None:

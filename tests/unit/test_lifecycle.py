@@ -33,6 +33,10 @@ _MOVES = {
     (P.COMMITTING_KAFKA, E.COMMIT_REQUESTED): P.CONFIRMING,
     (P.CONFIRMING, E.KAFKA_COMMITTED): P.READY,
     (P.ABORTING, E.ABORTED): P.READY,
+    **{
+        (phase, E.CLAIMED): P.NEEDS_RECOVERY
+        for phase in (P.OPENING, P.READY, P.CONFIRMING, P.IN_DOUBT, P.NEEDS_RECOVERY, P.FENCED)
+    },
     **{(phase, E.ABORT): P.ABORTING for phase in (P.ACTIVE, P.PREPARING, P.PREPARED, P.RECORDED)},
     **{
         (phase, E.BROKEN): phase if phase in (P.OPENING, P.IN_DOUBT, P.FENCED) else P.NEEDS_RECOVERY
@@ -74,6 +78,7 @@ def test_past_the_commit_point_nothing_leads_to_an_abort() -> None:
 def test_a_lane_begins_nothing_before_kafka_has_confirmed_its_last_commit() -> None:
     assert {event for phase, event in TRANSITIONS if phase is P.CONFIRMING} == {
         E.KAFKA_COMMITTED,
+        E.CLAIMED,
         E.OPENED,
         E.BROKEN,
         E.FENCED,

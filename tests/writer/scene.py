@@ -16,11 +16,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import dualwrite
 from dualwrite import DualWriter, Timeouts, Transaction
-from dualwrite.api import Database
 from dualwrite.errors import LostTransactionError
 from dualwrite.kafka.base import ListedTransaction
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.opening import Database
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.state import TransactionStatus
 from dualwrite.stores.base import StateRow

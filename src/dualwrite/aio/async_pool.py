@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, P
 
 from dualwrite.aio.async_transaction import A, AsyncTransaction, plain
 from dualwrite.aio.coroutine_threads import Handoff, LoopNotifier, finished
-from dualwrite.api import Database, PoolArguments
+from dualwrite.api import PoolArguments
 from dualwrite.api import create_pool as create_writer_pool
 from dualwrite.deadline import Deadline
 from dualwrite.errors import NestedTransactionError, UsageError
 from dualwrite.observability.readings import Reading
+from dualwrite.opening import Database
 from dualwrite.pool.pool import BoundPool, WriterPool
 from dualwrite.pool.scaling import PoolOptions
 from dualwrite.settings import Settings

@@ -9,10 +9,11 @@ from typing import Final
 
 from dualwrite.admin import TransactionAdmin
 from dualwrite.admin.decisions import Decisions
-from dualwrite.api import as_store, open_recoverer
+from dualwrite.api import open_recoverer
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.opening import as_store
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.relay import Relay
 from dualwrite.settings import OnLost, Settings

@@ -363,6 +363,26 @@ class TakeOverProducer(TransactionalProducer, Protocol):
         ...
 
 
+class Producers(Protocol):
+    """Makes the producers of a writer: a ProducerFactory, or one that is chosen when Kafka answers for the first time."""
+
+    @property
+    def kind(self) -> ProducerKind:
+        """As of the ProducerFactory. Raises BrokerUnavailableError if it is not chosen yet."""
+        ...
+
+    def __call__(self, kafka_transactional_id: str) -> TransactionalProducer:
+        """A new producer. Raises as `kind`."""
+        ...
+
+    def choose(self, *, timeout: Limit) -> None:
+        """Ask Kafka which producers it supports, unless it has answered before.
+
+        Raises: as `choose_producer`.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ProducerFactory:
     """Makes the producers of a writer: TakeOverProducers, if the kind takes over ids.
@@ -380,6 +400,9 @@ class ProducerFactory:
     def __call__(self, kafka_transactional_id: str) -> TransactionalProducer:
         """A new producer."""
         return self.make(kafka_transactional_id)
+
+    def choose(self, *, timeout: Limit) -> None:
+        """Nothing to do: see `Producers`."""
 
 
 @dataclass(frozen=True, slots=True)

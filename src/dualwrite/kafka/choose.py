@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from dualwrite.errors import ConfigurationError, TwoPhaseCommitRefusedError
+from dualwrite.deadline import Deadline, Limit
+from dualwrite.errors import BrokerUnavailableError, ConfigurationError, TwoPhaseCommitRefusedError
 from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
 from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
@@ -43,6 +44,45 @@ class ProbedCluster:
         self._found = None
 
 
+class LateProducers:
+    """Producers of a writer that may start while Kafka is down: see `kafka.base.Producers`.
+
+    Args:
+        choosing: Chooses them within a time limit, as `choose_producer` does.
+        lanes: How many ids the writer uses if Kafka has not answered when it starts.
+    """
+
+    def __init__(self, choosing: Callable[[Limit], ProducerFactory], *, lanes: int) -> None:
+        self._choosing = choosing
+        self._chosen: ProducerFactory | None = None
+        self._lanes = lanes
+
+    @property
+    def lanes(self) -> int:
+        """How many ids the writer uses by default."""
+        return self._lanes if self._chosen is None else self._chosen.lanes
+
+    @property
+    def kind(self) -> ProducerKind:
+        return self._factory.kind
+
+    def __call__(self, kafka_transactional_id: str) -> TransactionalProducer:
+        return self._factory(kafka_transactional_id)
+
+    def choose(self, *, timeout: Limit) -> None:
+        if self._chosen is None:
+            self._chosen = self._choosing(timeout)
+
+    @property
+    def _factory(self) -> ProducerFactory:
+        if self._chosen is None:
+            raise BrokerUnavailableError(
+                "Kafka has not answered since the writer has started, so what it supports is not known yet.",
+                next_step="bring Kafka back; until then only the journal can be written",
+            )
+        return self._chosen
+
+
 def choose_producer(
     config: KafkaConfig,
     coordinator: WireTransactionCoordinator,
@@ -50,6 +90,7 @@ def choose_producer(
     *,
     share_connections: bool = False,
     probed: ProbedCluster | None = None,
+    timeout: Limit | None = None,
 ) -> ProducerFactory:
     """The factory for `settings.producer` and `settings.two_phase`; where these leave a choice, the cluster decides.
 
@@ -62,6 +103,7 @@ def choose_producer(
         share_connections: Whether the producers share the coordinator's connections, one to each broker: only if one thread
             at a time uses all of them.
         probed: What is known about the cluster already; by default it is probed.
+        timeout: For probing it; by default the settings' limit for Kafka.
 
     Raises:
         ConfigurationError: The settings contradict each other, or the cluster does not support what they ask for.
@@ -80,7 +122,7 @@ def choose_producer(
         lambda: probe(
             config,
             transactional_id=f"{settings.transactional_id}#probe",
-            timeout=settings.timeouts.kafka,
+            timeout=timeout.left if isinstance(timeout, Deadline) else timeout or settings.timeouts.kafka,
             network=coordinator.network if share_connections else None,
         )
     )

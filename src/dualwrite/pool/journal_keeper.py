@@ -1,4 +1,4 @@
-"""The thread of a pool that looks after its journal: it notices that Kafka answers, drains the journal, and closes the gate."""
+"""The thread that looks after a pool's or a writer's journal: it notices that Kafka answers, drains, and closes the gate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class JournalKeeper:
         leases: One process at a time drains. The lease only says which; its claim of the drainer's id stops the others.
         probe: Asks Kafka for something within a second; raises if it does not answer.
         open_drainer: Opens a writer on an id.
-        closed: Called when the thread has ended.
+        closed: Called when it has stopped; perhaps more than once.
     """
 
     def __init__(
@@ -75,8 +75,15 @@ class JournalKeeper:
         """End the thread; what is in the journal stays there, for another process or the next start."""
         self._stopping.set()
         self._journal.changed.set()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
+        if self._thread.ident is None:
+            self._closed()
+        elif self._thread is not threading.current_thread():
             self._thread.join(_JOIN)
+
+    @property
+    def kafka_is_lost(self) -> bool:
+        """Whether Kafka did not answer when it was needed last."""
+        return self._journal.is_lost
 
     # --- the thread -------------------------------------------------------------------------------------------------------
 

@@ -191,7 +191,15 @@ class WriterPool(Generic[H]):
             prefix=prefix,
         )
         self._workers = Workers(prefix, self._options, store, self._scaler, self._writers, self._waiting, alone)
-        self._upkeep = Upkeep(prefix, self._ids, self._writers, self._scaler, self._workers, open_writer)
+        self._upkeep = Upkeep(
+            prefix,
+            self._ids,
+            self._writers,
+            self._scaler,
+            self._workers,
+            open_writer,
+            kafka_is_lost=lambda: keeper is not None and keeper.kafka_is_lost,
+        )
         self._bound: BoundPool[H] = BoundPool(
             self._waiting,
             self._writers,

@@ -16,11 +16,17 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-from dualwrite.errors import ConfigurationError
 from dualwrite.logs import SubjectLogger
 from dualwrite.pool.calls import Call
 from dualwrite.pool.writers import Writers
-from dualwrite.settings import Acknowledge, WhenKafkaIsDown, check_count, check_seconds, validate_acknowledge
+from dualwrite.settings import (
+    Acknowledge,
+    WhenKafkaIsDown,
+    check_count,
+    check_seconds,
+    validate_acknowledge,
+    validate_when_kafka_is_down,
+)
 from dualwrite.stores.journal import JournalLimits
 
 log = SubjectLogger(__name__)
@@ -99,7 +105,7 @@ class PoolOptions:
         max_size: The maximum number of writers.
         when_kafka_is_down: "fail" raises the error of Kafka. With "journal" messages are written into a table in the database
             transaction of their unit, and published later, in an order that keeps cause before effect
-            (docs/guides/kafka-down.md). Only for SQL databases.
+            (docs/guides/kafka-down.md). The pool then opens while Kafka is down, too. Only for SQL databases.
         journal: How much that table may contain; then units fail.
         alone: Run each unit in a transaction of its own. Needed only for units that change settings of the session in a way
             that can't be seen (docs/guides/pool.md); `with_options(alone=True)` does it for single units.
@@ -124,8 +130,7 @@ class PoolOptions:
             check_count(name, getattr(self, name))
         for name in ("timeout", "lease"):
             check_seconds(name, getattr(self, name))
-        if self.when_kafka_is_down not in ("fail", "journal"):
-            raise ConfigurationError(f"when_kafka_is_down must be fail or journal, not {self.when_kafka_is_down!r}.")
+        validate_when_kafka_is_down(self.when_kafka_is_down)
 
     def check_size(self, size: int) -> None:
         """Check a number of writers.

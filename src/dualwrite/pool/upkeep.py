@@ -44,6 +44,8 @@ class Upkeep:
         scaler: Scaler,
         workers: Workers,
         open_writer: Callable[[str], DualWriter[Any]],
+        *,
+        kafka_is_lost: Callable[[], bool],
     ) -> None:
         self._prefix = prefix
         self._ids = ids
@@ -51,6 +53,7 @@ class Upkeep:
         self._scaler = scaler
         self._workers = workers
         self._open_writer = open_writer
+        self._kafka_is_lost = kafka_is_lost
         self._sizing = threading.Lock()  # one change of the number of writers at a time
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -213,6 +216,8 @@ class Upkeep:
         return True
 
     def _search(self, adoption: Adoption) -> None:
+        if self._kafka_is_lost():  # they can't be recovered now, and the pool has a journal
+            return
         try:
             adoption.search(lambda: not self._stopping.is_set())
         except Exception as error:  # as above

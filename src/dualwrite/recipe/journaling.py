@@ -12,9 +12,10 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dualwrite.errors import DualWriteError, JournalFullError, JournalSwitchedError, StoreError, UsageError
+from dualwrite.failpoints import hit
 from dualwrite.kafka.base import GroupMetadata, Headers, Message
 from dualwrite.kafka.messages import checked_message, checked_messages
 from dualwrite.logs import SubjectLogger
@@ -92,6 +93,7 @@ class Journal:
         if not self.is_open:
             if self.store.open(self.prefix, self.owner, self.limits):
                 log.warning("Kafka does not answer: messages go into the journal from now on: %s", error, prefix=self.prefix)
+                hit("journal_after_open")
             with self._lock:
                 self._epoch += not is_open(self._epoch)  # at least
                 is_news, self.is_open = not self.is_open, True
@@ -133,7 +135,7 @@ class Journal:
             raise JournalFullError(
                 f"Kafka does not answer, and the journal is full: {self.full}. Both sides are rolled back.",
                 transactional_id=transactional_id,
-                next_step="bring Kafka back, which empties the journal; or raise the limits in PoolOptions(journal=…)",
+                next_step="bring Kafka back, which empties the journal; or raise the limits, which are in JournalLimits",
                 limit=self.full,
             )
 
@@ -145,6 +147,18 @@ class Journal:
             next_step="run the whole transaction again",
             epoch=None,
         )
+
+
+class Keeper(Protocol):
+    """Looks after a journal, in a thread of its own: `pool.journal_keeper.JournalKeeper`."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    def stop(self) -> None:
+        """End, and release what it uses. May be called more than once, and without `start`."""
+        ...
 
 
 class JournalBuffer:

@@ -16,7 +16,7 @@ from dualwrite.errors import (
     StoreCommitFailedError,
 )
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import ProducerFactory, TakeOverProducer, TransactionalProducer, TransactionCoordinator
+from dualwrite.kafka.base import Producers, TakeOverProducer, TransactionalProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers, tracing
 from dualwrite.outages import DATABASE, database_at, is_no_answer, level_of
@@ -38,7 +38,7 @@ from dualwrite.recipe.transaction_report import TransactionReport
 from dualwrite.recovery.report import GenerationOutcome, lost_error
 from dualwrite.settings import SWITCH_AFTER, Acknowledge, Timeouts
 from dualwrite.state import PreparedTxnState, ProducerKind
-from dualwrite.stores.base import StoreTransaction, TxnStateStore
+from dualwrite.stores.base import Claim, StoreTransaction, TxnStateStore
 from dualwrite.stores.journal import JournaledTransaction, is_open
 from dualwrite.transaction import OpenTransaction
 from dualwrite.transactional_id import TransactionalId
@@ -62,7 +62,7 @@ class Lane(WriterState):
         self,
         store: TxnStateStore,
         coordinator: TransactionCoordinator,
-        producers: ProducerFactory,
+        producers: Producers,
         *,
         transactional_id: str,
         number: int,
@@ -80,7 +80,7 @@ class Lane(WriterState):
         self._database = database_at(store.description, is_local=store.is_local)
         self._coordinator = coordinator
         self._timeouts = timeouts
-        self._is_two_phase = producers.kind is ProducerKind.NATIVE_TWO_PHASE
+        self._producers = producers
         self._ends_with_decision = acknowledge == "decided"
         self._lost = lost
         self._requested: PreparedTxnState | None = None
@@ -147,7 +147,8 @@ class Lane(WriterState):
             self._write_journal(self._buffer, store_transaction)
         else:
             # without two-phase commit, the remaining time is checked between the record and the COMMIT
-            record = store_transaction.record_at_commit if self._is_two_phase else store_transaction.record
+            is_two_phase = self._producers.kind is ProducerKind.NATIVE_TWO_PHASE
+            record = store_transaction.record_at_commit if is_two_phase else store_transaction.record
             record(
                 transaction.state,
                 generation=self.ownership.generation,
@@ -181,6 +182,12 @@ class Lane(WriterState):
         hit("after_kafka_commit")
 
     # --- while Kafka is down (docs/how-it-works/journal.md) -----------------------------------------------------------------
+
+    def claimed_without_kafka(self, claim: Claim) -> None:
+        """Continue with a claim for which Kafka was not asked: the lane only writes into the journal until it is recovered."""
+        self.ownership.adopt_without_kafka(claim)
+        self.advance(Event.CLAIMED)
+        self._has_claimed_again = True
 
     def make_ready_for_journal(self) -> None:
         """Before a transaction that will write into the journal: Kafka is not asked.
@@ -566,9 +573,11 @@ class Lane(WriterState):
         try:
             self.ownership.drop_producer()
             if phase in MUST_RECOVER or (phase is Phase.READY and uncertain):
-                is_lost = self._journal is not None and self._journal.is_lost
-                with self.ownership.limited(min(limit, RENEWAL_LIMIT) if is_lost else limit):
-                    self._resolve_before_closing()
+                if self._journal is not None and self._journal.is_lost:  # its callers know what became of their units
+                    log.info("closing while Kafka is down; recovery resolves what is left", transactional_id=self.id)
+                else:
+                    with self.ownership.limited(limit):
+                        self._resolve_before_closing()
             elif phase is Phase.READY:
                 self.ownership.clear_row()
         finally:
@@ -590,9 +599,6 @@ class Lane(WriterState):
         except FencedError as fenced:
             log.warning("closing: %s", fenced, transactional_id=self.id)
         except DualWriteError as error:
-            if self._journal is not None and self._journal.is_lost:  # its callers know what became of their units
-                log.info("closing while Kafka is down; recovery resolves what is left: %s", error, transactional_id=self.id)
-                return
             raise InDoubtTransactionError(
                 "The writer is closed, but its last transaction could not be resolved.",
                 transactional_id=self.id,

@@ -11,7 +11,7 @@ from typing import Final, cast
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, DualWriteError, WriterClosedError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import EndTxnResult, ProducerFactory, TakeOverProducer, TransactionalProducer, TransactionCoordinator
+from dualwrite.kafka.base import EndTxnResult, Producers, TakeOverProducer, TransactionalProducer, TransactionCoordinator
 from dualwrite.logs import SubjectLogger, closed_on_error
 from dualwrite.outages import DATABASE, database_at
 from dualwrite.recovery.recoverer import describe_owner
@@ -45,7 +45,7 @@ class Ownership:
         self,
         store: TxnStateStore,
         coordinator: TransactionCoordinator,
-        producers: ProducerFactory,
+        producers: Producers,
         *,
         transactional_id: str,
         timeouts: Timeouts,
@@ -146,6 +146,10 @@ class Ownership:
         self._cluster_id = cluster_id
         self._has_claimed(row.claim)
         self._row, self._has_generation = row, has_generation
+
+    def adopt_without_kafka(self, claim: Claim) -> None:
+        """Continue with a claim for which Kafka was not asked; the next claim checks which cluster it is."""
+        self._has_claimed(claim)
 
     def _has_claimed(self, claim: Claim) -> None:
         self._claim, self._row, self._has_generation = claim, None, False

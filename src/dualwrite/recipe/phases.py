@@ -37,6 +37,7 @@ class Phase(Enum):
 class Event(Enum):
     """What happens to a writer."""
 
+    CLAIMED = "claimed without Kafka"
     OPENED = "opened"
     BEGIN = "begin"
     PREPARE = "prepare"
@@ -78,6 +79,7 @@ _STEPS: Final = {
     (Phase.CONFIRMING, Event.KAFKA_COMMITTED): Phase.READY,
     (Phase.ABORTING, Event.ABORTED): Phase.READY,
 }
+_CLAIMABLE: Final = (Phase.OPENING, Phase.READY, Phase.CONFIRMING, Phase.IN_DOUBT, Phase.NEEDS_RECOVERY, Phase.FENCED)
 _ABORTABLE: Final = (Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED)
 
 
@@ -92,6 +94,8 @@ def _table() -> dict[tuple[Phase, Event], Phase]:
         table[phase, Event.CLOSE] = Phase.CLOSED
         table[phase, Event.FENCED] = Phase.FENCED
         table[phase, Event.BROKEN] = phase if phase in _KEPT_WHEN_BROKEN else Phase.NEEDS_RECOVERY
+    for phase in _CLAIMABLE:
+        table[phase, Event.CLAIMED] = Phase.NEEDS_RECOVERY
     for phase in _ABORTABLE:
         table[phase, Event.ABORT] = Phase.ABORTING
     return table

@@ -12,12 +12,13 @@ from typing import Any, Final, Self
 
 from sqlalchemy import URL, Engine
 
-from dualwrite.api import Kafka, WriterOptions, as_store, connect, open_recoverer
+from dualwrite.api import WriterOptions, connect, open_recoverer
 from dualwrite.deadline import check_may_block
 from dualwrite.errors import DualWriteError, FencedError, UsageError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.logs import SubjectLogger
+from dualwrite.opening import Kafka, as_store
 from dualwrite.outages import database_at, level_of
 from dualwrite.outbox.dead_letters import DeadLetters
 from dualwrite.outbox.drain import Drain, Turn, replay, sql_store

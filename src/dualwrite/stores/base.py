@@ -288,7 +288,7 @@ class TxnStateStore(ABC):
         owner: str,
         *,
         timeout: float,
-        cluster_id: str,
+        cluster_id: str | None,
         expected_fence: int | None = None,
         token: str | None = None,
         acquiring: Acquiring | None = None,
@@ -302,7 +302,8 @@ class TxnStateStore(ABC):
             lanes: Ids of lanes, lane 0 first.
             owner: As for `claim`.
             timeout: As for `claim`; for the lock of each row.
-            cluster_id: Kafka's `cluster.id`. A lane whose row names another cluster is not claimed (rule CL).
+            cluster_id: Kafka's `cluster.id`. A lane whose row names another cluster is not claimed (rule CL). None: Kafka does
+                not answer; the caller checks the cluster before it resolves anything there.
             expected_fence: As for `claim`, for lane 0 (rule F8): its owner owns the others, or is about to.
             token: As for `claim`, for each lane.
             acquiring: Acquire generations in the same transaction, if the store can, and if nothing has to be recovered or
@@ -316,7 +317,7 @@ class TxnStateStore(ABC):
 
         def claim(lane: str, expected: int | None = None) -> Claim:
             row = self.read(lane)
-            if row is not None:
+            if row is not None and cluster_id is not None:
                 on_cluster(row, cluster_id)
             return self.claim(lane, owner, timeout=timeout, expected_fence=expected, token=token)
 

@@ -1,20 +1,33 @@
-"""Read all committed messages of a topic, once no transaction is open on it any more."""
+"""Read the committed messages of a topic, once no transaction is open on it any more: all, or those since a test began."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.librdkafka_errors import LEADER_MOVED
+from dualwrite.kafka.topic import Topic
+from dualwrite.state import TransactionStatus
+from dualwrite.testing import TIMEOUT
+from dualwrite.testing.sent import SentMessage
 
 _POLL: Final = 0.02
 _BATCH: Final = 1000
@@ -31,15 +44,18 @@ _UNAVAILABLE: Final = LEADER_MOVED | {
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka leaves it untyped
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedMessage:
-    """One message that a `read_committed` consumer gets."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedMessage(SentMessage):
+    """One message that a `read_committed` consumer gets: a SentMessage with its place in the topic.
+
+    Args:
+        partition: The partition.
+        offset: The offset in the partition.
+        timestamp: Milliseconds since 1970; None if the message has none.
+    """
 
     partition: int
     offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 class OpenTransactionsError(BrokerUnavailableError):
@@ -47,7 +63,11 @@ class OpenTransactionsError(BrokerUnavailableError):
 
 
 def read_committed(
-    kafka: str | Mapping[str, Any] | KafkaConfig, topic: str, *, timeout: float = 30.0
+    kafka: str | Mapping[str, Any] | KafkaConfig,
+    topic: str,
+    *,
+    since: Mapping[int, int] | None = None,
+    timeout: float = 30.0,
 ) -> list[CommittedMessage]:
     """Every committed message of a topic, in order of partition and offset.
 
@@ -57,6 +77,7 @@ def read_committed(
     Args:
         kafka: Settings in librdkafka's names, or `host:port`.
         topic: The topic.
+        since: The first offset to read in each partition; where there is none, the beginning.
         timeout: Seconds to wait for open transactions to end, and then for the messages.
 
     Raises:
@@ -65,9 +86,9 @@ def read_committed(
         BrokerUnavailableError: No broker answers, a partition has no leader, or the messages could not all be read within the
             timeout.
     """
-    config = KafkaConfig.of(kafka)
-    settings = {**config.properties, "bootstrap.servers": config.servers, "log_level": 4}  # no notices about cleanup
+    settings = _settings(kafka)
     ends = _stable_ends(settings, topic, timeout)
+    starts = {number: (since or {}).get(number, 0) for number in ends}
     consumer = Consumer(
         {
             **settings,
@@ -81,16 +102,107 @@ def read_committed(
         }
     )
     try:
-        with _unavailability(topic):
+        with _unavailability(f"Topic {topic!r}"):
             consumer.list_topics(topic, timeout=timeout)  # assign() alone waits 500 ms before it asks for the leaders
-        return sorted(_read(consumer, topic, ends, timeout), key=lambda m: (m.partition, m.offset))
+        return sorted(_read(consumer, topic, starts, ends, timeout), key=lambda m: (m.partition, m.offset))
     finally:
         consumer.close()
 
 
+class SentMessages:
+    """The committed messages of topics since this object was made: the fixture `sent` of a test.
+
+    Messages of transactions that were open then, and have been committed since, do not count.
+
+    Args:
+        kafka: Settings in librdkafka's names, or `host:port`.
+        timeout: Seconds to wait for an answer of the brokers.
+
+    Raises:
+        BrokerUnavailableError: No broker answers.
+    """
+
+    def __init__(self, kafka: str | Mapping[str, Any] | KafkaConfig, *, timeout: float = TIMEOUT) -> None:
+        self._kafka = kafka
+        self._timeout = timeout
+        self._since: dict[str, dict[int, int]] = {}
+        admin = AdminClient(_settings(kafka))
+        with _unavailability("Kafka's topics"):
+            topics = admin.list_topics(timeout=timeout).topics
+            partitions = [TopicPartition(name, number) for name, found in topics.items() for number in found.partitions]
+            for (topic, number), end in _latest(admin, partitions, IsolationLevel.READ_UNCOMMITTED, timeout).items():
+                self._since.setdefault(topic, {})[number] = end
+
+    def __call__(self, topic: str | Topic[Any, Any], *, timeout: float | None = None) -> list[CommittedMessage]:
+        """The messages of a topic, in order of partition and offset; none if there is no such topic.
+
+        Waits until no transaction is open on the topic, so that a message that is missing is really missing.
+
+        Args:
+            topic: The topic's name, or a Topic.
+            timeout: Seconds to wait for open transactions; by default that of the class.
+
+        Raises: as for `read_committed`, without UnknownTopicError.
+        """
+        name = topic.name if isinstance(topic, Topic) else topic
+        limit = self._timeout if timeout is None else timeout
+        try:
+            return read_committed(self._kafka, name, since=self._since.get(name), timeout=limit)
+        except UnknownTopicError:
+            return []
+
+    def wait_for(self, topic: str | Topic[Any, Any], count: int, *, timeout: float | None = None) -> list[CommittedMessage]:
+        """Wait until a topic has so many messages: for what another thread or process sends.
+
+        Args:
+            topic: The topic's name, or a Topic.
+            count: The number of messages; one more fails at once.
+            timeout: Seconds to wait; by default that of the class.
+
+        Raises:
+            AssertionError: There are more messages, or too few when the time is over.
+            DualWriteError: As for a call.
+        """
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        while True:
+            found = self(topic)
+            if len(found) == count:
+                return found
+            if len(found) > count or time.monotonic() > deadline:
+                what = "\n".join(f"  {message}" for message in found)
+                raise AssertionError(f"{len(found)} messages instead of {count} in {topic!r}:\n{what}")
+            time.sleep(_POLL)
+
+
+def abort_open_transactions(kafka: str | Mapping[str, Any] | KafkaConfig, *, timeout: float = TIMEOUT) -> None:
+    """Abort every transaction that is open on a cluster for tests, where nobody is left to recover them.
+
+    Args:
+        kafka: Settings in librdkafka's names, or `host:port`.
+        timeout: Seconds to wait for an answer of the brokers.
+
+    Raises:
+        BrokerUnavailableError: No broker answers.
+    """
+    with closing(WireTransactionCoordinator(KafkaConfig.of(kafka), timeout=timeout)) as coordinator:
+        for listed in coordinator.list_transactions():
+            if listed.status is not TransactionStatus.ONGOING:
+                continue
+            found = coordinator.describe(listed.kafka_transactional_id)
+            if found is not None and found.status is TransactionStatus.ONGOING:
+                coordinator.end_transaction(
+                    listed.kafka_transactional_id, producer_id=found.producer_id, epoch=found.epoch, commit=False
+                )
+
+
+def _settings(kafka: str | Mapping[str, Any] | KafkaConfig) -> dict[str, Any]:
+    config = KafkaConfig.of(kafka)
+    return {**config.properties, "bootstrap.servers": config.servers, "log_level": 4}  # no notices about cleanup
+
+
 def _stable_ends(settings: dict[str, Any], topic: str, timeout: float) -> dict[int, int]:
     admin = AdminClient(settings)
-    with _unavailability(topic):
+    with _unavailability(f"Topic {topic!r}"):
         found = admin.list_topics(topic, timeout=timeout).topics[topic]
     if found.error is not None:
         raise UnknownTopicError(f"Topic {topic!r} can't be read: {found.error.str()}.")
@@ -98,9 +210,9 @@ def _stable_ends(settings: dict[str, Any], topic: str, timeout: float) -> dict[i
     deadline = time.monotonic() + timeout
     while True:
         try:
-            with _unavailability(topic):
+            with _unavailability(f"Topic {topic!r}"):
                 ends, stable = (
-                    _latest(admin, partitions, level, timeout)
+                    {number: end for (_, number), end in _latest(admin, partitions, level, timeout).items()}
                     for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
                 )
         except BrokerUnavailableError:
@@ -122,7 +234,7 @@ def _stable_ends(settings: dict[str, Any], topic: str, timeout: float) -> dict[i
 
 
 @contextmanager
-def _unavailability(topic: str) -> Iterator[None]:
+def _unavailability(what: str) -> Iterator[None]:
     """Raises `BrokerUnavailableError` for librdkafka's errors when a broker or a leader is unavailable."""
     try:
         yield
@@ -130,20 +242,24 @@ def _unavailability(topic: str) -> Iterator[None]:
         if error.args[0].code() not in _UNAVAILABLE:
             raise
         raise BrokerUnavailableError(
-            f"Topic {topic!r} can't be read: {error.args[0].str()}.",
+            f"{what} can't be read: {error.args[0].str()}.",
             next_step="wait until every partition has a leader: kafka-topics.sh --describe --unavailable-partitions",
         ) from error
 
 
-def _latest(admin: AdminClient, partitions: list[TopicPartition], level: IsolationLevel, timeout: float) -> dict[int, int]:
+def _latest(
+    admin: AdminClient, partitions: list[TopicPartition], level: IsolationLevel, timeout: float
+) -> dict[tuple[str, int], int]:
     """The end of each partition, as consumers of this isolation level see it."""
     answers = admin.list_offsets(dict.fromkeys(partitions, _LATEST), isolation_level=level, request_timeout=timeout)
-    return {partition.partition: answer.result().offset for partition, answer in answers.items()}
+    return {(partition.topic, partition.partition): answer.result().offset for partition, answer in answers.items()}
 
 
-def _read(consumer: Consumer, topic: str, ends: dict[int, int], timeout: float) -> list[CommittedMessage]:
-    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number, end in ends.items() if end > 0])
-    waiting = {number for number, end in ends.items() if end > 0}
+def _read(
+    consumer: Consumer, topic: str, starts: Mapping[int, int], ends: Mapping[int, int], timeout: float
+) -> list[CommittedMessage]:
+    waiting = {number for number, end in ends.items() if end > starts[number]}
+    consumer.assign([TopicPartition(topic, number, starts[number] or OFFSET_BEGINNING) for number in waiting])
     messages = []
     deadline = time.monotonic() + timeout
     while waiting:
@@ -167,5 +283,13 @@ def _next(consumer: Consumer) -> list[Any]:
 
 
 def _committed(message: Any) -> CommittedMessage:
-    headers = tuple(message.headers() or ())
-    return CommittedMessage(message.partition(), message.offset(), message.key(), message.value(), headers)
+    kind, time_of = message.timestamp()
+    return CommittedMessage(
+        topic=message.topic(),
+        value=message.value(),
+        key=message.key(),
+        headers=tuple(message.headers() or ()),
+        partition=message.partition(),
+        timestamp=None if kind == TIMESTAMP_NOT_AVAILABLE else time_of,
+        offset=message.offset(),
+    )

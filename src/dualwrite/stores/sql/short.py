@@ -198,7 +198,7 @@ class ShortTransactions:
 class WithLanes:
     """What a claim of an id with all its lanes does besides; see `TxnStateStore.claim_lanes`."""
 
-    cluster_id: str
+    cluster_id: str | None
     acquiring: Acquiring | None
     first: StoreIdentity
 
@@ -261,8 +261,9 @@ class ClaimAttempt:
             if further:
                 found |= lock_rows(connection, further).rows
             ids += [name for name in further if name in found]
-            for row in found.values():
-                on_cluster(row, self.lanes.cluster_id)
+            if self.lanes.cluster_id is not None:
+                for row in found.values():
+                    on_cluster(row, self.lanes.cluster_id)
         rows = [self._claimed(name, found.get(name)) for name in ids]
         have_generations = False
         acquiring = None if self.lanes is None else self.lanes.acquiring

@@ -287,7 +287,7 @@ class SqlStateStore(TxnStateStore):
         owner: str,
         *,
         timeout: float,
-        cluster_id: str,
+        cluster_id: str | None,
         expected_fence: int | None = None,
         token: str | None = None,
         acquiring: Acquiring | None = None,

@@ -351,6 +351,16 @@ class LaneConformance:
             store.claim_lanes(lanes, "ours", timeout=TIMEOUT, cluster_id=_CLUSTER)
         assert store.read(lanes[0]) == before, "claim_lanes() on another cluster has changed the row"
 
+    def test_lanes_are_claimed_while_the_cluster_is_not_known(self, scene: StoreScene) -> None:
+        """`claim_lanes` without a cluster: the rows are not compared, and keep the cluster that they name."""
+        store, lanes = scene.new_store(), _lanes(scene, 2)
+        store.acquire_generation(scene.claim(store, lanes[0]), ProducerKind.NATIVE, cluster_id="cluster 0")
+        made = store.claim_lanes(lanes, "ours", timeout=TIMEOUT, cluster_id=None)
+        assert [(row.transactional_id, row.fence, row.cluster_id) for row in made.rows] == [
+            (lanes[0], 2, "cluster 0"),
+            (lanes[1], 1, ""),
+        ]
+
     def test_lane_0_must_have_the_expected_fence(self, scene: StoreScene) -> None:
         """`claim_lanes` with `expected_fence`: no lane is claimed if lane 0 was claimed since (rule F8)."""
         store, rival, lanes = scene.new_store(), scene.new_store(), _lanes(scene, 2)

@@ -1,0 +1,295 @@
+"""Fakes for unit tests without Kafka: the transaction of a unit or a handler, and the message of a handler.
+
+For example::
+
+    def test_an_order_is_a_row_and_an_event():
+        with FakeTransaction(engine) as tx:
+            take_order(tx, "lamp")
+        assert [message.text for message in tx.sent] == ["lamp"]
+
+A fake is the class of the real transaction, with the same checks; only what is below it is replaced. So it shows what a unit
+does, and not what Kafka does with it: no topic is missing, and nothing is too large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, cast, overload
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
+
+from dualwrite.aio.async_transaction import A, AsyncTransaction, send_unsent
+from dualwrite.aio.coroutine_threads import BorrowedThread
+from dualwrite.kafka.base import GroupMetadata, Headers, Message, SentOffsets, TransactionalProducer
+from dualwrite.kafka.messages import checked_message, checked_messages
+from dualwrite.kafka.topic import Topic
+from dualwrite.recipe.outcomes import raise_after_commit_error
+from dualwrite.state import ConsumedOffset
+from dualwrite.stores.sql.async_handles import AsyncConnection
+from dualwrite.stores.sql.orm import SessionSource
+from dualwrite.testing.fake_database import FakeStoreTransaction, GivenHandle, InlineThread, OnEngine
+from dualwrite.testing.sent import SentMessage
+from dualwrite.transaction import H, OpenTransaction, Outcome, Transaction
+
+_CREATE_TIME = 1
+"""confluent-kafka's TIMESTAMP_CREATE_TIME."""
+_WITHOUT_TIME = 0
+"""confluent-kafka's TIMESTAMP_NOT_AVAILABLE."""
+
+
+class FakeTransaction(Transaction[H]):
+    """A Transaction that keeps what is sent, for a unit test of what the code does with it.
+
+    As a context manager it ends as a real one: without an error, changes of the ORM session are flushed, `outcome` is set, and
+    any later use raises WriterClosedError; after an error, `sent` is empty. It can also be passed to a function without `with`.
+
+    Args:
+        db: A SQLAlchemy Engine (for example of SQLite in memory): the block is a transaction on it, which is committed or
+            rolled back at the end, and whose `db` and `session` are those of a real transaction. Needs `with`, and none of
+            dualwrite's tables. Or anything else, such as a Connection or a stub: it becomes `tx.db` as it is, and the fake
+            never commits it or rolls it back.
+        session: With an Engine, what sessions are made from; see SqlStateStore. Otherwise, what becomes `tx.session`.
+        transactional_id: The writer's id.
+        outcome: What `tx.outcome` is after the block.
+    """
+
+    @overload
+    def __init__(
+        self: FakeTransaction[Connection],
+        db: Engine,
+        *,
+        session: SessionSource | None = ...,
+        transactional_id: str = ...,
+        outcome: Outcome = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self, db: H = ..., *, session: Session | None = ..., transactional_id: str = ..., outcome: Outcome = ...
+    ) -> None: ...
+
+    def __init__(
+        self, db: Any = None, *, session: Any = None, transactional_id: str = "fake", outcome: Outcome = "published"
+    ) -> None:
+        self._database: FakeStoreTransaction = (
+            OnEngine(db, session, transactional_id) if isinstance(db, Engine) else GivenHandle(db, session)
+        )
+        self._recorder = _Recorder()
+        self._outcome_at_end = outcome
+        producer = cast("TransactionalProducer", self._recorder)  # it has what is used before the prepare
+        super().__init__(OpenTransaction(transactional_id, self._database, producer, timeout=0))
+
+    @property
+    def sent(self) -> list[SentMessage]:
+        """The messages that were sent, in order; none after a block that has failed, as consumers see none of them."""
+        return [_sent(message) for message in self._recorder.messages]
+
+    @property
+    def sent_offsets(self) -> dict[str, dict[tuple[str, int], int]]:
+        """What `send_offsets` has committed: for each group, the next offset of each topic and partition."""
+        return {
+            group.group_id: {(one.topic, one.partition): one.offset for one in group.offsets}
+            for group in self._recorder.offsets
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._database.before_commit()
+                self._database.commit()
+                self._opened.outcome = self._outcome_at_end
+        finally:
+            if self._opened.outcome is None:
+                self._database.rollback()
+                self._recorder.clear()
+            self._opened.end()
+        if self._database.after_commit_error is not None:
+            raise_after_commit_error(self._database.after_commit_error, self._opened.transactional_id)
+
+
+class FakeAsyncTransaction(AsyncTransaction[A]):
+    """An AsyncTransaction that keeps what is sent; see FakeTransaction, whose arguments it has. Use it with `async with`.
+
+    With an Engine, which is a synchronous one as for a pool, `db` and `session` are those of a real AsyncTransaction.
+    Everything runs in the event loop's thread, so that a database in memory can be used.
+    """
+
+    @overload
+    def __init__(
+        self: FakeAsyncTransaction[AsyncConnection],
+        db: Engine,
+        *,
+        session: SessionSource | None = ...,
+        transactional_id: str = ...,
+        outcome: Outcome = ...,
+    ) -> None: ...
+
+    @overload
+    def __init__(self, db: A = ..., *, session: Any = ..., transactional_id: str = ..., outcome: Outcome = ...) -> None: ...
+
+    def __init__(
+        self, db: Any = None, *, session: Any = None, transactional_id: str = "fake", outcome: Outcome = "published"
+    ) -> None:
+        self._fake: FakeTransaction[Any] = FakeTransaction(
+            db, session=session, transactional_id=transactional_id, outcome=outcome
+        )
+        self._inline = InlineThread(self._fake._database)  # noqa: SLF001  (of this module)
+        super().__init__(self._fake, cast("BorrowedThread", self._inline))  # it has what a coroutine uses
+
+    @property
+    def sent(self) -> list[SentMessage]:
+        """See `FakeTransaction.sent`."""
+        return [*self._fake.sent, *map(_sent, self._unsent)]
+
+    @property
+    def sent_offsets(self) -> dict[str, dict[tuple[str, int], int]]:
+        """See `FakeTransaction.sent_offsets`."""
+        return self._fake.sent_offsets
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                send_unsent(self)
+            self._inline.run(self._fake.__exit__, kind, error, trace)
+        finally:
+            self._unsent.clear()
+            self._inline.is_open = False
+
+
+class FakeMessage:
+    """A message for a processor's handler, with the methods of confluent-kafka's Message (`Received`).
+
+    Args:
+        topic: The topic's name; or a Topic, whose serializers and deserializers the key and the value pass, as on their way
+            through Kafka.
+        value: The value; None for a tombstone.
+        key: The key, or None.
+        headers: As for `Transaction.send`.
+        partition: The partition.
+        offset: The offset in the partition.
+        timestamp: Milliseconds since 1970; without it, the message has none.
+
+    Raises:
+        InvalidMessageError, SerializationError, DeserializationError: As for `Topic.send` and `Topic.deserialized`.
+    """
+
+    def __init__(
+        self,
+        topic: str | Topic[Any, Any],
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Headers | None = None,
+        partition: int = 0,
+        offset: int = 0,
+        timestamp: int | None = None,
+    ) -> None:
+        recorder = _Recorder()
+        send = recorder.send if isinstance(topic, str) else topic.send
+        target: Any = topic if isinstance(topic, str) else recorder
+        send(target, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        (self._message,) = recorder.messages
+        self._offset = offset
+        self._key, self._value = self._message.key, self._message.value
+        if isinstance(topic, Topic):
+            self._key = topic.deserialized("key", self._message.key, self._message.headers)
+            self._value = topic.deserialized("value", self._message.value, self._message.headers)
+
+    def key(self) -> Any:
+        """The key, deserialized if the topic does so."""
+        return self._key
+
+    def value(self) -> Any:
+        """The value, deserialized if the topic does so."""
+        return self._value
+
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._message.topic
+
+    def partition(self) -> int:
+        """The partition."""
+        return self._message.partition or 0
+
+    def offset(self) -> int:
+        """The offset in the partition."""
+        return self._offset
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """The headers; None without headers."""
+        return list(self._message.headers) if self._message.headers else None
+
+    def timestamp(self) -> tuple[int, int]:
+        """The kind of timestamp, as confluent-kafka numbers them, and milliseconds since 1970."""
+        time = self._message.timestamp
+        return (_WITHOUT_TIME, 0) if time is None else (_CREATE_TIME, time)
+
+    def error(self) -> None:
+        """None: it is a message."""
+
+    def __len__(self) -> int:
+        return len(self._message.value or b"")
+
+
+class _Recorder:
+    """What a transaction uses of its producer until the prepare: messages are checked as producers do, and kept."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.offsets = SentOffsets()
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        self.messages.append(checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp))
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[bytes | str | None],
+        *,
+        keys: Iterable[bytes | str | None] | None,
+        partition: int | None,
+        timestamp: int | None,
+    ) -> None:
+        self.messages.extend(checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
+
+    def send_messages(self, messages: Iterable[Message]) -> None:
+        self.messages.extend(messages)
+
+    def send_offsets_to_transaction(self, offsets: Sequence[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
+        del timeout
+        if offsets:
+            self.offsets.add(group.group_id, offsets)
+
+    def clear(self) -> None:
+        self.messages.clear()
+        self.offsets.clear()
+
+
+def _sent(message: Message) -> SentMessage:
+    return SentMessage(
+        topic=message.topic,
+        value=message.value,
+        key=message.key,
+        headers=tuple(message.headers or ()),
+        partition=message.partition,
+        timestamp=message.timestamp,
+    )
