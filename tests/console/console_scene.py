@@ -105,12 +105,13 @@ class ConsoleScene:
         claim = self.store.claim(name, "test", timeout=LIMIT)
         self.store.record_resolution(claim, Resolution(lost=lost, resolved_generation=0))
 
-    def journal(self, prefix: str, *values: str) -> None:
-        """An open journal with messages to the topic `<prefix>-events`."""
+    def journal(self, prefix: str, *values: str, topic: str | None = None) -> None:
+        """An open journal with messages to the topic `<prefix>-events`, or to another one."""
         assert isinstance(self.store.journal, SqlJournal)
         self.store.journal.prepare(prefix)
         self.store.journal.open(prefix, "a pool that is gone", JournalLimits())
-        entries = [JournalEntry(f"{prefix}-events", None, each.encode(), None, None, 1_700_000_000_000) for each in values]
+        to = topic or f"{prefix}-events"
+        entries = [JournalEntry(to, None, each.encode(), None, None, 1_700_000_000_000) for each in values]
         self.store.short_transactions.run(lambda connection: insert_entries(connection, prefix, entries), "a test")
 
     @contextmanager

@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from console.console_scene import Browser, ConsoleScene
+from dualwrite.outbox.dead_letters import DeadLetters
 from dualwrite.outbox.journal_drain import drainer_id
 from fixtures.broker import make_topic, wait_for_markers
 
@@ -91,6 +92,21 @@ def test_dead_letters_are_replayed_or_dropped(scene: ConsoleScene) -> None:
         assert "pass the relay to console(relays=…)" in _after(browser, "replay", fields)
         assert "Deleted 1 dead letter." in _after(browser, "drop", fields)
         assert relay.dead_letters.count() == 0
+
+
+def test_the_dead_letters_of_a_journal(scene: ConsoleScene) -> None:
+    prefix = scene.name("shop")
+    scene.journal(prefix, "one", topic="not a topic!")
+    browser = scene.client()
+    browser.act("/section/left", "drain")
+    browser.until("left", f"<strong>{drainer_id(prefix)}</strong>: 1 dead letter")
+    letters = DeadLetters(scene.store, drainer_id(prefix))
+    fields = [*browser.form("/section/left", "replay"), ("letter", str(letters.oldest()[0].id))]
+    _correct(scene, f"{prefix}-events")
+    make_topic(scene.broker, f"{prefix}-events", 1)
+    assert "Published 1 dead letter." in _after(browser, "replay", fields)
+    wait_for_markers(scene.servers)
+    assert (letters.count(), scene.published(prefix)) == (0, [b"one"])
 
 
 def _correct(scene: ConsoleScene, topic: str) -> None:

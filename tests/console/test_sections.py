@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from confluent_kafka import Consumer
 
 import dualwrite
-from console.console_scene import ConsoleScene, series_of
+from console.console_scene import Browser, ConsoleScene, series_of
 from dualwrite.console import sections
 from fixtures.broker import make_topic
+from fixtures.pace import until
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +74,8 @@ def test_dead_letters(scene: ConsoleScene) -> None:
         left = scene.client(relays=[relay]).until("left", "1 dead letter")
         assert "InvalidMessageError" in left
         assert "Publish the chosen again" in left
+        ids = re.findall(r'<input type="checkbox" id="([^"]+)" name="letter" value="1">', left)
+        assert ids == [f"{action}-{relay.name}-1" for action in ("replay", "drop")], "htmx must not reuse the box of another"
     assert "does not know the layout" in scene.client().until("left", "1 dead letter")
 
 
@@ -115,3 +120,27 @@ def test_the_doctor(scene: ConsoleScene) -> None:
 
 def test_an_id_that_the_database_does_not_have(scene: ConsoleScene) -> None:
     assert "Not an id of this database" in scene.client().get("/detail/nobody")
+
+
+@pytest.mark.slow
+def test_a_broker_that_hangs(scene: ConsoleScene) -> None:
+    """What was read last stays, with the reason; the database's parts go on; it is read again when the broker answers."""
+    name = scene.name("shop")
+    scene.crash(name)
+    browser = scene.client()
+    browser.until("stuck", f"{name}-events-0")
+    scene.broker.pause()
+    try:
+        stuck = browser.until("stuck", "could not be read", f"{name}-events-0")
+        assert "What is shown is from" in stuck
+        assert "Nothing is lost or unverified" in browser.section("left")
+        assert name in browser.section("ids")
+        assert "Not read: partitions" in browser.until("verdict", "Not read: partitions")
+    finally:
+        scene.broker.resume()
+    browser.until("stuck", f"{name}-events-0", "Recovery would")
+    wait_until_read(browser)
+
+
+def wait_until_read(browser: Browser) -> None:
+    until(lambda: "could not be read" not in browser.section("stuck"), "the partitions are read again", pause=0.5)

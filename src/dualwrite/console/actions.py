@@ -17,6 +17,7 @@ from dualwrite.jobs.ledger import open_job_of
 from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.outbox.dead_letters import DeadLetters
 from dualwrite.outbox.drain import sql_store
+from dualwrite.outbox.journal_drain import drained_prefix
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.relay.journal_by_hand import drain_journal, replay_letters
@@ -32,7 +33,6 @@ Form = Mapping[str, Sequence[str]]
 WAIT: Final = 15.0
 """Seconds after which the page is shown again, though the action goes on."""
 
-_JOURNAL: Final = ".journal"
 _STEP: Final = 0.02
 _KEPT: Final = 50
 
@@ -185,8 +185,7 @@ class Actions:
 
     def _replay(self, form: Form) -> str:
         name, letters = _one(form, "relay"), _numbers(form)
-        if name.endswith(_JOURNAL):
-            prefix = name.removesuffix(_JOURNAL)
+        if (prefix := drained_prefix(name)) is not None:
             count = replay_letters(self._subject.store, self._subject.settings, prefix, letters)
         elif name in self._subject.relays:
             count = self._subject.relays[name].replay(letters)

@@ -19,6 +19,7 @@ from dualwrite.diagnosis.needs import Attention, Need, needed
 from dualwrite.diagnosis.stuck import Look, look
 from dualwrite.errors import ConfigurationError, StateTableMissingError
 from dualwrite.outbox.dead_letters import DeadLetter, DeadLetters, letters_by_relay
+from dualwrite.outbox.journal_drain import drained_prefix
 from dualwrite.outbox.journal_state import JournalState, read_journals
 from dualwrite.state import TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostTransaction, StateRow
@@ -32,7 +33,6 @@ EVERY: Final = 4.0
 _DOCTOR_EVERY: Final = 60.0
 _DOCTOR_LIMIT: Final = 25.0
 _MOST_LETTERS: Final = 20
-_JOURNAL: Final = ".journal"
 _TO_DO: Final = {
     Need.RECOVER: "waits for recovery",
     Need.PUBLISH: "lost, to publish again",
@@ -50,11 +50,6 @@ class Letters:
     count: int
     oldest: list[DeadLetter]
     can_replay: bool
-
-    @property
-    def journal(self) -> str | None:
-        """The prefix, if they are those of a journal."""
-        return self.relay.removesuffix(_JOURNAL) if self.relay.endswith(_JOURNAL) else None
 
 
 @dataclass(frozen=True)
@@ -156,7 +151,7 @@ class Sections:
     def _letters(self, relay: str, count: int) -> Letters:
         assert self.subject.sql_store is not None
         oldest = DeadLetters(self.subject.sql_store, relay).oldest(_MOST_LETTERS)
-        return Letters(relay, count, oldest, relay.endswith(_JOURNAL) or relay in self.subject.relays)
+        return Letters(relay, count, oldest, drained_prefix(relay) is not None or relay in self.subject.relays)
 
     def _read_doctor(self) -> Diagnosis:
         store = self.subject.store if self.subject.has_database else None
