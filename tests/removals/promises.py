@@ -278,7 +278,7 @@ PROMISES: Final = (
     Removal(
         "a writer does not close an engine of the user",
         "stores/sql/sql_store.py",
-        "        if self._owns_engine:\n            self._engine.dispose()",
+        "        if self._owns_engine:\n            close_engine(self._engine)",
         "        self._engine.dispose()",
         ("writer/test_connect.py::test_an_engine_of_the_user_stays_open",),
     ),

@@ -233,6 +233,7 @@ class JournalDrain:
                 return False
             if rows:
                 begun.send_messages([message for row in rows for message in self._source.messages(row)])
+            hit("journal_before_close")
             with own_statements(begun) as connection:
                 self._source.remove(connection, rows)
                 return close_gate(connection, self._prefix, epoch, self._owner)
