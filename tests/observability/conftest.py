@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from dualwrite.observability import Event, observing
-from pool.conftest import database, producer, scene
+from pool.conftest import scene
 
-__all__ = ["database", "events", "producer", "scene"]
+__all__ = ["events", "scene"]
 
 
 @pytest.fixture
