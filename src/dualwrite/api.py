@@ -260,6 +260,7 @@ def create_pool(
     with ExitStack() as opened:
         if store is not database:
             opened.callback(store.close)
+        config = KafkaConfig.over(kafka, chosen.kafka)
         keeper = None
         if journal is not None:
             keeper = journal_keeper(store, journal, kafka, chosen.with_changes(**connecting))
@@ -269,6 +270,7 @@ def create_pool(
             recoverer,
             size=size,
             store=store,
+            settings=chosen.with_changes(transactional_id=prefix, kafka=config.properties, **connecting),
             prefix=prefix,
             options=options,
             owns_store=store is not database,

@@ -5,19 +5,14 @@ from __future__ import annotations
 import io
 import re
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from rich.console import Console
 
 from cli.conftest import Crashed, Scene
-from dualwrite.admin import TransactionAdmin
-from dualwrite.cli import watch
-from dualwrite.cli.stuck import Where, look
-from fixtures.pace import LIMIT, until
+from fixtures.pace import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "transactions.md"
 BLOCKS = re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -76,7 +71,7 @@ def test_the_screen_of_a_hanging_transaction(scene: Scene) -> None:
     assert plain(out.replace(topic, "orders")) == screen_of("transactions find-hanging")
 
 
-def test_the_screens_of_stuck_and_of_stuck_watch(scene: Scene, left: Crashed) -> None:
+def test_the_screen_of_stuck(scene: Scene, left: Crashed) -> None:
     group = scene.new_name("group")
     with closing(
         Consumer({"bootstrap.servers": scene.servers, "group.id": group, "isolation.level": "read_committed"})
@@ -85,15 +80,8 @@ def test_the_screens_of_stuck_and_of_stuck_watch(scene: Scene, left: Crashed) ->
         consumer.subscribe([left.topic])
         until(lambda: consumer.poll(0.1) or consumer.assignment(), "the partitions are assigned")
         _, out, err = scene.call("stuck", "--topic", left.topic, "--longer-than", "0", *scene.at)
-        with TransactionAdmin(scene.servers, timeout=LIMIT) as admin:
-            seen = watch._Seen(look(admin, None, Where(topic=left.topic, longer=0)), time.time())
     assert err == ""
     assert shown(left, out, group) == screen_of("stuck --url")
-    console = Console(file=io.StringIO(), width=130)
-    console.print(watch._Screen(console, watch._Poller(lambda: seen, 1), "duration")._drawn())
-    assert isinstance(console.file, io.StringIO)
-    (page,) = [block for block in BLOCKS if block.startswith("1 partition of 1 stuck")]
-    assert shown(left, console.file.getvalue(), group) == plain(page)
 
 
 # --- repairs, at a terminal -------------------------------------------------------------------------------------------

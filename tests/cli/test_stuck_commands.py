@@ -1,28 +1,17 @@
-"""`dualwrite stuck` on a real broker, and `dualwrite watch` in a real terminal."""
+"""`dualwrite stuck` on a real broker."""
 
 from __future__ import annotations
 
-import io
-import signal
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
-from rich.console import Console
-from rich.table import Table
 
 from cli.conftest import Scene
-from dualwrite.admin import ActiveProducer, Holder, OpenTransaction, PartitionEnd, StuckPartition, StuckSearch, WaitingGroup
-from dualwrite.cli import watch
-from dualwrite.cli.stuck import Look, stuck_table
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
-from fixtures.broker import make_topic
-from fixtures.pace import ended, limit, until
+from fixtures.pace import ended, until
 from fixtures.terminal import Terminal
 
 COMMIT = "commit: the database committed the transaction, and Kafka has it prepared"
@@ -114,9 +103,6 @@ def test_stuck_in_a_missing_topic(scene: Scene) -> None:
     assert f"There is no topic '{topic}'" in scene.call("stuck", "--topic", topic)[2]
 
 
-# --- watch ------------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def terminal(*arguments: str, **size: int) -> Iterator[Terminal]:
     made = Terminal(*arguments, **size)
@@ -124,29 +110,6 @@ def terminal(*arguments: str, **size: int) -> Iterator[Terminal]:
         yield made
     finally:
         made.close()
-
-
-@pytest.fixture
-def watched(scene: Scene, opened: str) -> Iterator[Terminal]:
-    with terminal("watch", "--topic", opened, "--longer-than", "0", "--interval", "0.1") as made:
-        made.wait_for(opened)
-        yield made
-
-
-def quit_watch(watched: Terminal) -> None:
-    watched.press("q")
-    assert ended(watched.process) == 0
-    assert watched.is_restored
-
-
-@pytest.mark.slow
-def test_watch_shows_stuck_partitions_and_accepts_keys(watched: Terminal) -> None:
-    assert watched.shows("1 partition of 1 stuck")
-    assert watched.shows("by duration")
-    watched.press("s")
-    watched.wait_for("by records")
-    watched.press("r")
-    quit_watch(watched)
 
 
 @pytest.mark.slow
@@ -157,133 +120,3 @@ def test_a_narrow_terminal_gets_the_columns_that_matter(opened: str) -> None:
         assert made.shows("TransactionalId")
         assert not made.shows("HighWatermark")
         assert opened in made.screen.split(), "an id is neither folded nor cut off"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_watch_leaves_cleanly(watched: Terminal, number: signal.Signals, code: int) -> None:
-    watched.process.send_signal(number)
-    assert ended(watched.process) == code
-    assert watched.is_restored
-
-
-@pytest.mark.slow
-def test_watch_keeps_the_last_answer_without_kafka(scene: Scene, opened: str) -> None:
-    with terminal("watch", "--topic", opened, "--longer-than", "0", "--interval", "0.1", "--timeout", str(limit(3))) as watched:
-        watched.wait_for(opened)
-        scene.broker.pause()
-        try:
-            watched.wait_for("No newer result")
-            watched.press("s")
-            watched.wait_for(opened)
-        finally:
-            scene.broker.resume()
-        until(lambda: watched.press("s") or watched.shows("") or "No newer result" not in watched.screen, watched)
-        quit_watch(watched)
-
-
-@pytest.mark.slow
-def test_watch_can_be_left_while_kafka_does_not_answer(scene: Scene, watched: Terminal) -> None:
-    """Its connections are in use by a request without an answer."""
-    scene.broker.pause()
-    try:
-        time.sleep(0.3)  # a look is under way, every 0.1 s
-        quit_watch(watched)
-        assert "Traceback" not in watched.screen
-    finally:
-        scene.broker.resume()
-
-
-@pytest.mark.slow
-def test_watch_can_be_paused(watched: Terminal) -> None:
-    """Ctrl-Z: the terminal is restored meanwhile."""
-    watched.process.send_signal(signal.SIGTSTP)
-    state = Path(f"/proc/{watched.process.pid}/stat")
-    until(lambda: state.read_text().rpartition(")")[2].split()[0] == "T", "the process has stopped")
-    assert watched.is_restored
-    watched.screen = ""
-    watched.process.send_signal(signal.SIGCONT)
-    watched.wait_for("1 partition of 1 stuck")
-    quit_watch(watched)
-
-
-@pytest.mark.slow
-def test_watch_with_the_database(scene: Scene) -> None:
-    left = scene.crash("after_db_commit")
-    with terminal("watch", "--topic", left.topic, "--longer-than", "0", *scene.at, columns=300) as watched:
-        watched.wait_for(COMMIT)
-        quit_watch(watched)
-
-
-@pytest.mark.slow
-def test_watch_counts_the_rows_that_do_not_fit(scene: Scene) -> None:
-    topic = scene.new_name("rows")
-    make_topic(scene.broker, topic, 6)
-    for number in range(6):
-        scene.open(f"{topic}-{number}", topic, partition=number, messages=number + 1)
-    with terminal("watch", "--topic", topic, "--longer-than", "0", "--sort", "records", columns=200, rows=8) as watched:
-        watched.wait_for("6 partitions of 6 stuck")
-        watched.wait_for("3 more")
-        assert watched.shows(f"{topic}-5"), "the most records come first"
-        assert not watched.shows(f"{topic}-2")
-        watched.press("r")
-        watched.wait_for(f"{topic}-0")
-        assert watched.shows("3 more")
-        quit_watch(watched)
-
-
-def test_an_error_of_any_kind_is_shown() -> None:
-    """The screen does not stay with old data as if it were new."""
-    seen = watch._Seen(Look(StuckSearch((), 0), {}), time.time())
-    answers = iter([seen])
-
-    def look() -> watch._Seen:
-        try:
-            return next(answers)
-        except StopIteration:
-            raise RuntimeError("a defect") from None
-
-    with watch._Poller(look, 0.01) as poller:
-        until(lambda: poller.seen.error is not None, "the error")
-        console = Console(file=io.StringIO(), width=120)
-        console.print(watch._Screen(console, poller, "duration")._drawn())
-    assert "No newer result: RuntimeError: a defect" in console.file.getvalue()
-
-
-def partition(number: int, records: int, seconds: int, name: str, groups: int) -> StuckPartition:
-    producer = ActiveProducer(number, 0, 0, 1_000_000 - seconds * 1000, None, 0)
-    end = PartitionEnd(f"topic-{9 - number}", number, 1, 0, records)
-    waiting = tuple(WaitingGroup(f"group-{at}", 0) for at in range(groups))
-    return StuckPartition(end, Holder(OpenTransaction(end.topic, number, 1, producer), name), waiting)
-
-
-def numbers_of(found: list[StuckPartition], **shown: Any) -> list[int]:
-    """The partitions' numbers, in the order of the table's rows."""
-    table = stuck_table(Look(StuckSearch(tuple(found), len(found)), {}).records(1_000_000), **shown)
-    assert isinstance(table, Table)
-    return [int(str(cell)) for cell in table.columns[1].cells]
-
-
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [("duration", [2, 0, 1]), ("records", [1, 2, 0]), ("topic", [2, 1, 0]), ("id", [1, 0, 2]), ("groups", [0, 2, 1])],
-)
-def test_the_sort_orders(order: str, expected: list[int]) -> None:
-    rows = [partition(0, 1, 20, "b", 3), partition(1, 9, 10, "a", 0), partition(2, 5, 30, "c", 1)]
-    for backwards in (False, True):
-        numbers = expected[::-1] if backwards else expected
-        assert numbers_of(rows, order=order, backwards=backwards) == numbers
-        assert numbers_of(rows, order=order, backwards=backwards, rows=2) == numbers[:2]
-
-
-def test_an_unknown_duration_is_sorted_first() -> None:
-    """As of a timestamp in the future: it must not be the first that a full screen leaves out."""
-    rows = [partition(0, 1, 20, "b", 0), partition(1, 1, -3600, "future", 0)]
-    assert numbers_of(rows, rows=1) == [1]
-
-
-def test_watch_needs_a_terminal_and_a_known_order(scene: Scene) -> None:
-    code, _, err = scene.call("watch")
-    assert (code, "dualwrite stuck --json" in err) == (2, True)
-    code, _, err = scene.call("watch", "--sort", "colour")
-    assert (code, "duration, records, topic, id, groups" in " ".join(err.replace("│", " ").split())) == (2, True)

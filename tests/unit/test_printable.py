@@ -14,8 +14,8 @@ from rich.console import Console
 
 from dualwrite.cli.options import confirm, say
 from dualwrite.cli.output import table_of
-from dualwrite.cli.texts import error_text, printable
 from dualwrite.errors import DualWriteError, shell_word
+from dualwrite.texts import error_text, printable
 from fixtures.tables import table
 
 HOSTILE = [

@@ -26,6 +26,7 @@ from dualwrite.observability.readings import Reading
 from dualwrite.opening import Database
 from dualwrite.pool.pool import BoundPool, WriterPool
 from dualwrite.pool.scaling import PoolOptions
+from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import Transaction, opened
 from dualwrite.transactional import awaited, name_of, repeated_coroutine
@@ -254,6 +255,11 @@ class AsyncWriterPool(Generic[A]):
     def store(self) -> TxnStateStore:
         """The pool's store."""
         return self._pool.store
+
+    @property
+    def settings(self) -> Settings:
+        """See `WriterPool.settings`."""
+        return self._pool.settings
 
     @property
     def size(self) -> int:

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dualwrite.cli.texts import error_text
 from dualwrite.errors import DualWriteError, MissingDependencyError
 from dualwrite.kafka.native.compiled import is_compiled
+from dualwrite.texts import error_text
 
 if TYPE_CHECKING:
     import typer
@@ -31,7 +31,7 @@ COMMANDS = {
     "transactions": "List, describe, examine and end the transactions of a Kafka cluster.",
     "stuck": "Show which open transactions hold consumers back, and where.",
     "metrics": "Serve metrics of the database and of Kafka for Prometheus.",
-    "watch": "Show the same live in the terminal.",
+    "console": "Serve a page that shows what waits and for whom, and what to do about it.",
     "journal": "Show, publish and export what was written while Kafka was down.",
     "relay": "Publish the rows of an outbox table, each once.",
     "dead-letters": "List, show and replay the messages that processors could not process.",
@@ -42,7 +42,7 @@ COMMANDS = {
 }
 """Name of the command (and of its module here) to its one-line help."""
 
-_EXTRAS = {"dev": "dev", "demo": "demo", "metrics": "cli,prometheus"}
+_EXTRAS = {"dev": "dev", "demo": "demo", "metrics": "cli,prometheus", "console": "console"}
 """The extra of pyproject.toml that a command needs, if it is not `cli`."""
 
 _COMPLETION_VARIABLE = "_DUALWRITE_COMPLETE"

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from dualwrite.cli.options import AsJson, Given, JsonGroup, Kafka, KafkaSettings, Yes, confirm, counted, grouped, refuse, say
+from dualwrite.cli.options import AsJson, Given, JsonGroup, Kafka, KafkaSettings, Yes, confirm, grouped, refuse, say
 from dualwrite.cli.output import Record, print_json, show_records, versioned
 from dualwrite.processor.dead_letter_topic import DeadLetterTopic
 from dualwrite.processor.dead_letters import DeadLetter
+from dualwrite.texts import counted
 
 app = typer.Typer(no_args_is_help=True, cls=JsonGroup)
 

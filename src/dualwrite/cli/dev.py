@@ -9,7 +9,6 @@ import typer
 
 from dualwrite.cli.options import AsJson, JsonGroup, pairs
 from dualwrite.cli.output import print_json, versioned
-from dualwrite.cli.texts import error_text
 from dualwrite.devcluster import (
     DEFAULT_KAFKA_VERSION,
     ClusterStatus,
@@ -18,6 +17,7 @@ from dualwrite.devcluster import (
     TerminalProgress,
     cluster_names,
 )
+from dualwrite.texts import error_text
 
 app = typer.Typer(no_args_is_help=True, cls=JsonGroup)
 

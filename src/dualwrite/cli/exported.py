@@ -9,9 +9,9 @@ from typing import Final
 
 from dualwrite.admin import StuckPartition
 from dualwrite.admin.facts import RUNNING
-from dualwrite.cli.needs import Need, needed
 from dualwrite.cli.options import LONGER
 from dualwrite.cli.status import StatusData
+from dualwrite.diagnosis.needs import Need, needed
 from dualwrite.observability.metrics import Metric, prefix_of
 from dualwrite.outbox.journal_state import JournalState
 from dualwrite.recovery.decision import decide

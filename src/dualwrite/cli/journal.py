@@ -7,31 +7,25 @@ from __future__ import annotations
 
 import base64
 import json
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
 
-from dualwrite.api import connect
 from dualwrite.cli.journal_output import JOURNALS, journal_record
-from dualwrite.cli.options import AsJson, Database, JsonGroup, Target, counted, grouped, refuse, say, store_for
+from dualwrite.cli.options import AsJson, Database, JsonGroup, Target, grouped, refuse, say, store_for
 from dualwrite.cli.output import print_json, show_records, versioned
 from dualwrite.cli.relay_dead import All, Numbers, chosen_letters
-from dualwrite.errors import DualWriteError
 from dualwrite.outbox.dead_letters import DeadLetters
-from dualwrite.outbox.drain import replay as publish_letters
 from dualwrite.outbox.drain import sql_store
-from dualwrite.outbox.journal_drain import DrainLease, JournalDrain, JournalSource, drainer_id
+from dualwrite.outbox.journal_drain import drainer_id
 from dualwrite.outbox.journal_state import read_journals
-from dualwrite.recovery.recoverer import describe_owner
+from dualwrite.relay.journal_by_hand import drain_journal, replay_letters
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.journal import JournalStore, NumberedEntry
+from dualwrite.texts import counted
 
 _PAGE: Final = 1000
-_LEASE: Final = 60.0
 
 OfPrefix = Annotated[str, typer.Option("--prefix", help="The prefix of the pools.")]
 Only = Annotated[str | None, typer.Option("--prefix", help="Only this prefix.", show_default="all")]
@@ -58,42 +52,11 @@ def list_(*, database: Database, prefix: Only = None, as_json: AsJson = False) -
 @grouped
 def drain(*, target: Target, prefix: OfPrefix) -> None:
     """Publish a journal now, and close its gate. Needed only if no process of the prefix is running; they do it themselves."""
-    settings = target.settings().with_changes(transactional_id=drainer_id(prefix), lanes=1)
-    with store_for(settings) as store:
-        journal = _journal_of(store)
-        if not journal.gates(prefix, counts=False):
+    with store_for(target.settings()) as store:
+        if not _journal_of(store).gates(prefix, counts=False):
             refuse(f"There is no journal of the prefix {prefix!r}.")
-        before = journal.gates(prefix, counts=True)[0].entries
-        assert store.leases is not None  # every SQL database keeps them
-        owner = _owner()
-        with _held(DrainLease(store.leases, prefix, owner), prefix) as lease, connect(store, settings=settings) as writer:
-            work = JournalDrain(writer, prefix, owner)
-            while work.step() or journal.gates(prefix, counts=True)[0].entries:  # a closed gate may have some, too
-                _check_lease(lease, prefix)
-    say(f"The journal of {prefix} is empty, and its gate is closed: it had {counted(before or 0, 'message')}.")
-
-
-@contextmanager
-def _held(lease: DrainLease, prefix: str) -> Iterator[DrainLease]:
-    """Take the lease, and release it at the end of the block."""
-    _check_lease(lease, prefix)
-    try:
-        yield lease
-    finally:
-        lease.release()
-
-
-def _check_lease(lease: DrainLease, prefix: str) -> None:
-    if lease.is_ours():
-        return
-    other = lease.held_by()
-    who, ends = ("another process", "") if other is None else (other.owner, f", within {other.seconds_left or 0:.0f} s")
-    raise DualWriteError(
-        f"The journal of {prefix!r} is being published by {who}.",
-        transactional_id=drainer_id(prefix),
-        next_step="nothing is to be done while that process runs; if it has died, run this again when its lease has "
-        f"ended{ends}",
-    )
+        before = drain_journal(store, target.settings(), prefix)
+    say(f"The journal of {prefix} is empty, and its gate is closed: it had {counted(before, 'message')}.")
 
 
 @app.command()
@@ -116,24 +79,11 @@ def replay(*, target: Target, prefix: OfPrefix, letters: Numbers = None, every: 
 
     `dualwrite relay dead list --name PREFIX.journal` lists them, `drop` deletes them.
     """
-    settings = target.settings()
-    relay, owner = drainer_id(prefix), _owner()
-    with store_for(settings) as opened:
-        _journal_of(opened)
-        store = sql_store(opened)
-        of_journal = DeadLetters(store, relay)
-        chosen = chosen_letters(of_journal, letters, every=every)
-        (name,) = store.leases.lease(relay, owner, 1, seconds=_LEASE)
-        try:
-            with connect(store, settings=settings.with_changes(transactional_id=name, lanes=1)) as writer:
-                count = publish_letters(writer, of_journal, chosen, JournalSource.message)
-        finally:
-            store.leases.release([name], owner)
+    with store_for(target.settings()) as store:
+        _journal_of(store)
+        chosen = chosen_letters(DeadLetters(sql_store(store), drainer_id(prefix)), letters, every=every)
+        count = replay_letters(store, target.settings(), prefix, chosen)
     say(f"Published {counted(count, 'dead letter')}.")
-
-
-def _owner() -> str:
-    return f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}"
 
 
 def _journal_of(store: TxnStateStore) -> JournalStore:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import Any, Final
 
-from dualwrite.cli.options import Given, counted
+from dualwrite.cli.options import Given
 from dualwrite.cli.output import Columns
 from dualwrite.outbox.journal_drain import drainer_id
 from dualwrite.outbox.journal_state import SOON, JournalState, Waits
@@ -72,16 +72,6 @@ _RECOVERS: Final[Mapping[Waits | None, str]] = {Waits.LOST_BATCH: "--republish",
 
 def waiting_lines(state: JournalState, given: Given, *, kafka_answers: bool | None) -> list[str]:
     """What an open journal waits for, and for whom, in words; and about a closed one, that entries are left in it."""
-    messages = counted(state.gate.entries or 0, "message")
-    waits = state.waits_for(kafka_answers=kafka_answers)
-    if waits is None:
-        if not state.is_left_over:
-            return []
-        lines = [f"The journal of {state.prefix} is closed, but {messages} are left in it, which nobody publishes."]
-    else:
-        who = {Waits.PUBLISHING: state.published_by or "", Waits.POOL: ", ".join(state.pools)}.get(waits)
-        by = f" ({who})" if who else ""
-        since = f"The journal of {state.prefix} has been open for {state.age:.0f} s, with {messages} to be published."
-        lines = [f"{since} It waits for {waits.value}{by}."]
+    text = state.in_words(kafka_answers=kafka_answers)
     command = next_command(state, given, kafka_answers=kafka_answers)
-    return lines if command is None else [*lines, f"Next: {command}"]
+    return [each for each in (text, None if command is None else f"Next: {command}") if each is not None]

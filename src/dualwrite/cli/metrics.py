@@ -19,18 +19,18 @@ from dualwrite.admin import TransactionAdmin
 from dualwrite.admin.facts import RUNNING
 from dualwrite.cli.exported import LATE, Cluster, Stored, Values, of_both, of_database, of_kafka, of_sides
 from dualwrite.cli.offsets import with_kafka
-from dualwrite.cli.options import Target, grouped, refuse, say, store_for
-from dualwrite.cli.status import StatusData, describe_ids, in_store
-from dualwrite.cli.texts import error_text
+from dualwrite.cli.options import Target, coordinator_for, grouped, refuse, say, store_for
+from dualwrite.cli.status import StatusData, in_store
 from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError, StateTableMissingError
 from dualwrite.observability.in_thread import InThread
-from dualwrite.outbox.dead_letters import counts
+from dualwrite.outbox.dead_letters import letters_by_relay
 from dualwrite.outbox.journal_state import JournalState, read_journals
 from dualwrite.settings import Settings
 from dualwrite.stopping import StopFlag, stopped_by_sigterm
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.texts import error_text
 
 _STEP: Final = 3600.0
 _LARGEST_PORT: Final = 65535
@@ -212,7 +212,7 @@ def _dead_letters(store: TxnStateStore) -> dict[str, int]:
     if not isinstance(store, SqlStateStore):
         return {}
     try:
-        return counts(store)
+        return letters_by_relay(store)
     except StateTableMissingError:  # the user's own migrations, without a relay
         return {}
 
@@ -237,6 +237,7 @@ def read_both(found: StatusData, settings: Settings) -> StatusData:
         DualWriteError: Kafka does not respond.
     """
     known = replace(found, seen={}, gone=[])  # the caller may go on without it
-    describe_ids(known, settings)
+    with coordinator_for(settings) as coordinator:
+        known.ask(coordinator)
     known.positions = with_kafka(found.positions, settings) if found.positions else []
     return known

@@ -6,22 +6,11 @@ from typing import Annotated
 
 import typer
 
-from dualwrite.cli.options import (
-    Database,
-    Ids,
-    Prefix,
-    Target,
-    Yes,
-    chosen_ids,
-    confirm,
-    coordinator_for,
-    counted,
-    grouped,
-    store_for,
-)
+from dualwrite.cli.options import Database, Ids, Prefix, Target, Yes, chosen_ids, confirm, coordinator_for, grouped, store_for
 from dualwrite.cli.output import show_table
 from dualwrite.recovery.clusters import keep_store_id, move_to_cluster, new_store_id
 from dualwrite.stores.base import TxnStateStore
+from dualwrite.texts import counted
 
 
 @grouped

@@ -1,139 +1,30 @@
-"""What of the ids in a database needs somebody, and the command to run next. No I/O."""
+"""The command to run next for what needs somebody. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Mapping
 from typing import Final
 
-from dualwrite.cli.options import Given, counted
+from dualwrite.cli.options import Given
 from dualwrite.cli.output import Record
-from dualwrite.recovery.decision import Decision, decide
-from dualwrite.state import TransactionDescription, TransactionStatus
-from dualwrite.stores.base import LostKind, LostTransaction, StateRow
-from dualwrite.stores.leases import Lease
-from dualwrite.transactional_id import TransactionalId
-
-Seen = Mapping[str, Mapping[int, TransactionDescription | None]]
-"""What the coordinators report, by the row's id and generation; None for an id that they do not know."""
-
-_EXPIRED: Final = 60.0
-"""Seconds after which the other pools of a prefix should have recovered the ids of a lease that has ended."""
-
-
-class Need(Enum):
-    """What somebody must do."""
-
-    RECOVER = "recover"
-    """A transaction waits for recovery, or the pool of an id is gone and no other recovers it."""
-
-    PUBLISH = "publish"
-    """A transaction is lost: its messages can be published again from the log, or must be dealt with otherwise."""
-
-    GONE = "gone"
-    """A transaction is lost, and Kafka's log does not have all of its messages: they must be dealt with otherwise."""
-
-    ACKNOWLEDGE = "acknowledge"
-    """A transaction is unverified, and its messages must be dealt with."""
-
-    MARKERS = "markers"
-    """A decided transaction is not being ended: probably a partition has no leader."""
-
-
-@dataclass(frozen=True)
-class Attention:
-    """One transaction that needs somebody, by its logical id and the id as Kafka sees it."""
-
-    need: Need
-    transactional_id: str
-    kafka_id: str
-
-    def record(self, given: Given) -> Record:
-        """Its fields."""
-        names = {"need": self.need, "transactional_id": self.transactional_id, "kafka_transactional_id": self.kafka_id}
-        return {**names, "next_command": command_for(self.need, [self], given)}
-
-
-def needed(
-    rows: Iterable[StateRow],
-    leases: Mapping[str, Lease],
-    seen: Seen,
-    now_ms: int,
-    *,
-    longer_than: float,
-    gone: Collection[tuple[str, LostTransaction]] = (),
-) -> list[Attention]:
-    """What needs somebody. A transaction that has been open for less than some seconds is probably somebody's work.
-
-    Args:
-        rows: The rows of the ids.
-        leases: The leases of pools, by logical id.
-        seen: What the coordinators report; without ids that were not asked about.
-        now_ms: Milliseconds since 1970.
-        longer_than: Those seconds.
-        gone: The lost transactions, with the ids of their rows, that can't be published again.
-    """
-    found: list[Attention] = []
-    for row in rows:
-        name = TransactionalId.of_row(row.transactional_id).logical
-        lease = leases.get(name)
-        is_leased = lease is not None and not lease.has_ended
-        for entry in row.lost:
-            listed = Need.GONE if (row.transactional_id, entry) in gone else _LISTED[entry.kind]
-            found.append(Attention(listed, name, row.kafka_id(entry.generation)))
-        open_ones = [
-            Attention(need, name, row.kafka_id(generation))
-            for generation, description in seen.get(row.transactional_id, {}).items()
-            if (need := _need(row, generation, description, now_ms - longer_than * 1000, is_leased=is_leased)) is not None
-        ]
-        if not open_ones and row.unresolved_generations and _is_abandoned(lease):
-            open_ones.append(Attention(Need.RECOVER, name, row.kafka_id(row.generation)))
-        found += open_ones
-    return found
-
-
-def _need(
-    row: StateRow, generation: int, found: TransactionDescription | None, begun_before: float, *, is_leased: bool
-) -> Need | None:
-    if generation not in row.unresolved_generations:
-        return None
-    decision = decide(row.prepared_state if row.prepared_generation == generation else None, found)
-    if decision is Decision.LOST or (decision is Decision.UNVERIFIED and not is_leased):
-        return Need.RECOVER
-    if found is None or not 0 <= found.start_time_ms < begun_before:
-        return None
-    if found.status.is_ending:
-        return Need.MARKERS
-    return Need.RECOVER if found.status is TransactionStatus.ONGOING and not is_leased else None
-
-
-def _is_abandoned(lease: Lease | None) -> bool:
-    return lease is not None and lease.seconds_left is not None and lease.seconds_left < -_EXPIRED
-
-
-def verdict_lines(found: list[Attention], given: Given) -> list[str]:
-    """One line for each kind of need, with the command to run next; empty if there is none."""
-    by_need = {need: [each for each in found if each.need is need] for need in _TEXTS}
-    return [f"{_TEXTS[need](len(ones))}: {command_for(need, ones, given)}" for need, ones in by_need.items() if ones]
-
-
-_TEXTS: Final[Mapping[Need, Callable[[int], str]]] = {
-    Need.RECOVER: lambda count: f"{counted(count, 'transaction')} wait{'s' if count == 1 else ''}",
-    Need.MARKERS: lambda count: f"{counted(count, 'transaction')} {'is' if count == 1 else 'are'} not being ended",
-    Need.PUBLISH: lambda count: f"{counted(count, 'transaction')} lost, to publish again",
-    Need.GONE: lambda count: f"{counted(count, 'transaction')} lost for good, to acknowledge when its messages are dealt with",
-    Need.ACKNOWLEDGE: lambda count: (
-        f"{counted(count, 'transaction')} unverified, to acknowledge when the messages are dealt with"
-    ),
-}
+from dualwrite.diagnosis.needs import NEEDS, Attention, Need, by_need
 
 _OPTIONS: Final[Mapping[Need, tuple[str, ...]]] = {
     Need.PUBLISH: ("--republish",),
     Need.GONE: ("--acknowledge",),
     Need.ACKNOWLEDGE: ("--acknowledge",),
 }
-_LISTED: Final = {LostKind.LOST: Need.PUBLISH, LostKind.UNVERIFIED: Need.ACKNOWLEDGE}
+
+
+def need_record(one: Attention, given: Given) -> Record:
+    """The fields of one transaction that needs somebody."""
+    names = {"need": one.need, "transactional_id": one.transactional_id, "kafka_transactional_id": one.kafka_id}
+    return {**names, "next_command": command_for(one.need, [one], given)}
+
+
+def verdict_lines(found: list[Attention], given: Given) -> list[str]:
+    """One line for each kind of need, with the command to run next; empty if there is none."""
+    return [f"{NEEDS[need](len(ones))}: {command_for(need, ones, given)}" for need, ones in by_need(found).items()]
 
 
 def command_for(need: Need, ones: list[Attention], given: Given) -> str:

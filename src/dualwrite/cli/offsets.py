@@ -11,15 +11,15 @@ from typing import Annotated, Final
 import typer
 
 from dualwrite.admin import PartitionEnd, TransactionAdmin
-from dualwrite.cli.options import AsJson, JsonGroup, Target, Yes, confirm, counted, grouped, not_empty, refuse, store_for
+from dualwrite.cli.options import AsJson, JsonGroup, Target, Yes, confirm, grouped, not_empty, refuse, store_for
 from dualwrite.cli.output import Columns, Record, print_json, show_records, show_table, versioned
-from dualwrite.cli.texts import in_natural_order
 from dualwrite.errors import BrokerError, PositionMovedError
 from dualwrite.kafka.inspect import topic_ids
 from dualwrite.kafka.librdkafka.group_offsets import IdleGroup
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
+from dualwrite.texts import counted, in_natural_order
 
 TIMEOUT: Final = 30.0
 """Seconds to wait for Kafka."""

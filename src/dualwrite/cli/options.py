@@ -17,7 +17,6 @@ from typer.core import TyperGroup
 from dualwrite.admin.decisions import Decisions
 from dualwrite.api import open_recoverer
 from dualwrite.cli.output import json_errors, print_error_document, usage_error
-from dualwrite.cli.texts import printable
 from dualwrite.errors import shell_word
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
@@ -25,6 +24,7 @@ from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import URL_EXAMPLES, store_from_url
+from dualwrite.texts import printable
 
 JSON: Final = "--json"
 
@@ -208,11 +208,6 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         refuse(f"{question} Confirming needs a terminal; without one, add --yes.")
     typer.confirm(question, abort=True, err=True)
-
-
-def counted(number: int, noun: str) -> str:
-    """The number with its noun, such as `1 id` or `2 ids`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def refuse(reason: str) -> NoReturn:

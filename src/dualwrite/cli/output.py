@@ -23,9 +23,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dualwrite.cli.texts import error_text, printable, state_words, time_text
 from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.state import Delivery, PreparedTxnState
+from dualwrite.texts import error_text, printable, state_words, time_text
 
 _FILE_WIDTH: Final = 100_000
 _GAP: Final = 2

@@ -16,29 +16,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dualwrite.api import open_recoverer
-from dualwrite.cli.options import (
-    AsJson,
-    Ids,
-    JsonGroup,
-    Prefix,
-    Target,
-    Wide,
-    Yes,
-    chosen_ids,
-    confirm,
-    counted,
-    grouped,
-    store_for,
-)
+from dualwrite.cli.options import AsJson, Ids, JsonGroup, Prefix, Target, Wide, Yes, chosen_ids, confirm, grouped, store_for
 from dualwrite.cli.output import print_json, versioned
 from dualwrite.cli.recover_jobs import job_record, jobs_to_recover, name_skipped
 from dualwrite.cli.recovery_output import Entries, lost_records, show_lost, show_plan, show_report
-from dualwrite.cli.texts import printable
 from dualwrite.errors import DualWriteError
 from dualwrite.jobs.rules import JobRow
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.stores.base import TxnStateStore
+from dualwrite.texts import counted, printable
 from dualwrite.transactional_id import TransactionalId
 
 NOT_RECOVERED: Final = 1

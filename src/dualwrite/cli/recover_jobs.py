@@ -11,36 +11,15 @@ import typer
 
 from dualwrite.cli.options import confirm, refuse, say
 from dualwrite.cli.output import Columns, Record
-from dualwrite.cli.texts import time_text
 from dualwrite.errors import DualWriteError, shell_word
 from dualwrite.jobs.job_context import JobSite, OpenSite
 from dualwrite.jobs.job_recovery import plan_job, recover_job
-from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.rules import JobRow
 from dualwrite.recovery.plan import IdPlan, RecoveryPlan
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.settings import Settings
-from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import keeps_a_table
-from dualwrite.stores.sql import SqlStateStore
-
-
-def jobs_of(store: TxnStateStore, beginning: str = "") -> list[JobRow]:
-    """The jobs of a database whose prefixes start with `beginning`; empty if the database has no job tables."""
-    if not isinstance(store, SqlStateStore):
-        return []
-    return [row for row in JobLedger(store).jobs() if row.prefix.startswith(beginning)]
-
-
-def open_job_of(store: TxnStateStore, transactional_ids: Iterable[str]) -> tuple[str, JobRow] | None:
-    """The first of the ids that is used by a task of an open batch, with its job; None if there is no such id."""
-    ids = frozenset(transactional_ids)
-    for row in jobs_of(store):
-        if row.is_open and isinstance(store, SqlStateStore):
-            for attempt in JobLedger(store).attempts(row.prefix, ids):
-                if attempt.token == row.token:
-                    return attempt.transactional_id, row
-    return None
+from dualwrite.texts import time_text
 
 
 def job_record(row: JobRow) -> Record:

@@ -10,12 +10,12 @@ import typer
 from dualwrite.cli.options import say
 from dualwrite.cli.output import Columns, Record, print_json, show_records, versioned
 from dualwrite.cli.recover_jobs import job_record
-from dualwrite.cli.texts import description_words, state_words
 from dualwrite.jobs.rules import JobRow
 from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.state import FoundMessages
 from dualwrite.stores.base import LostTransaction
+from dualwrite.texts import description_words, state_words
 
 Entries = list[tuple[str, LostTransaction]]
 

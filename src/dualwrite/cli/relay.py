@@ -10,13 +10,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from dualwrite.cli.options import AsJson, Database, JsonGroup, counted, grouped, refuse, say
+from dualwrite.cli.options import AsJson, Database, JsonGroup, grouped, refuse, say
 from dualwrite.cli.output import print_json, show_records, versioned
 from dualwrite.cli.relay_dead import dead
 from dualwrite.cli.relay_options import Outbox, Table
 from dualwrite.outbox.drain import BatchOptions
 from dualwrite.outbox.layout import GENERIC
 from dualwrite.relay import Relay, RelayOptions, create_table, table_sql
+from dualwrite.texts import counted
 
 _DEFAULTS: Final = RelayOptions()
 _REPORT: Final = 10.0

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from dualwrite.cli.options import AsJson, JsonGroup, Yes, confirm, counted, grouped, refuse, say
+from dualwrite.cli.options import AsJson, JsonGroup, Yes, confirm, grouped, refuse, say
 from dualwrite.cli.output import Record, print_json, show_records, versioned
 from dualwrite.cli.relay_options import Outbox
 from dualwrite.outbox.dead_letters import DeadLetters
 from dualwrite.outbox.row_text import row_text
 from dualwrite.relay import DeadLetter
+from dualwrite.texts import counted
 
 dead = typer.Typer(no_args_is_help=True, cls=JsonGroup)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Annotated, Any, Final
 
 import typer
 
 from dualwrite.cli.journal_output import next_command, waiting_lines, waiting_record
-from dualwrite.cli.needs import Seen, needed, verdict_lines
+from dualwrite.cli.needs import need_record, verdict_lines
 from dualwrite.cli.offsets import GROUPS, Shown, group_records, shown_of, with_kafka
 from dualwrite.cli.options import (
     LONGER,
@@ -27,25 +26,23 @@ from dualwrite.cli.options import (
     Target,
     Wide,
     coordinator_for,
-    counted,
     grouped,
     say,
     store_for,
 )
 from dualwrite.cli.output import Columns, Record, print_json, show_records, show_table, versioned
-from dualwrite.cli.recover_jobs import JOBS, job_record, jobs_of
+from dualwrite.cli.recover_jobs import JOBS, job_record
 from dualwrite.cli.recovery_output import lost_record
-from dualwrite.cli.texts import description_words, in_natural_order, now_ms, time_text
+from dualwrite.diagnosis.ids import FoundIds, logical, open_in_other_databases, read_ids
+from dualwrite.diagnosis.needs import Seen, needed
 from dualwrite.errors import BrokerError
+from dualwrite.jobs.ledger import jobs_of
 from dualwrite.jobs.rules import JobRow
-from dualwrite.outbox.journal_state import JournalState, open_journals
-from dualwrite.recovery.lost import found_in_log
-from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.state import TransactionDescription, TransactionStatus
-from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
+from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.leases import Lease
-from dualwrite.stores.rows import proven_lost
+from dualwrite.texts import counted, description_words, in_natural_order, now_ms, time_text
 from dualwrite.transactional_id import LANE_MARK, TransactionalId
 
 TO_DO: Final = 3
@@ -81,7 +78,7 @@ def status(
     to_do = needed(found.rows, found.leases, found.seen, now_ms(), longer_than=longer, gone=found.gone)
     shown = found.only({each.transactional_id for each in to_do}) if problems else found
     if as_json:
-        needs = [each.record(target) for each in to_do]
+        needs = [need_record(each, target) for each in to_do]
         print_json(versioned("status", {"to_do": needs, **shown.fields(target), "error": failure}))
     else:
         for line in verdict_lines(to_do, target) or [_all_is_well(found, prefix)]:
@@ -119,41 +116,11 @@ def _all_is_well(found: StatusData, prefix: str) -> str:
 
 
 @dataclass
-class StatusData:
-    """What was read.
+class StatusData(FoundIds):
+    """What was read: the ids, and beside them jobs and the positions of consumer groups."""
 
-    Args:
-        description: The database.
-        rows: The rows of the ids, in natural order.
-        leases: The leases of pools, by logical id.
-        jobs: The jobs.
-        positions: The positions of consumer groups.
-        journals: Those whose gate is open, or that have entries.
-        other_ids: How many ids begin otherwise, if none begins with the prefix.
-        cluster_id: Kafka's `cluster.id`; None if Kafka was not asked.
-        seen: What the coordinators report; without ids that are on another cluster (rule CL).
-        of_other_databases: Open transactions of other databases with the same ids, by their Kafka ids; None if not read.
-        gone: The lost transactions, with the ids of their rows, of which Kafka's log does not have all messages any more.
-        unread: What could not be read from Kafka; None if Kafka was not asked.
-    """
-
-    description: str
-    rows: list[StateRow]
-    leases: dict[str, Lease]
-    jobs: list[JobRow]
-    positions: list[Shown]
-    other_ids: int = 0
-    journals: tuple[JournalState, ...] = ()
-    cluster_id: str | None = None
-    seen: dict[str, dict[int, TransactionDescription | None]] = field(default_factory=dict)
-    of_other_databases: list[str] | None = None
-    gone: list[tuple[str, LostTransaction]] = field(default_factory=list)
-    unread: list[str] | None = None
-
-    @property
-    def elsewhere(self) -> list[StateRow]:
-        """The rows of ids on another Kafka cluster than the one that was asked."""
-        return [row for row in self.rows if self.cluster_id is not None and row.cluster_id not in ("", self.cluster_id)]
+    jobs: list[JobRow] = field(default_factory=list)
+    positions: list[Shown] = field(default_factory=list)
 
     @property
     def kafka_answers(self) -> bool | None:
@@ -161,22 +128,6 @@ class StatusData:
         if self.unread is None or not (self.rows or self.positions):
             return None
         return not self.unread
-
-    @property
-    def by_id(self) -> dict[str, list[StateRow]]:
-        """The rows by logical id; lane 0 comes first, if it is among them."""
-        return {name: list(lanes) for name, lanes in groupby(self.rows, logical)}
-
-    def live_lease(self, transactional_id: str) -> Lease | None:
-        """The lease of an id, if it has not ended."""
-        lease = self.leases.get(transactional_id)
-        return None if lease is None or lease.has_ended else lease
-
-    @property
-    def used(self) -> set[str]:
-        """The logical ids that a pool has leased, or on which a writer is open, or was when it crashed."""
-        leased = {name for name in self.leases if self.live_lease(name) is not None}
-        return leased | {logical(row) for row in self.rows if row.unresolved_generations}
 
     def only(self, ids: set[str]) -> StatusData:
         """The same with these ids, and nothing but ids."""
@@ -196,11 +147,6 @@ class StatusData:
         }
 
 
-def logical(row: StateRow) -> str:
-    """The id of which the row is a lane."""
-    return TransactionalId.of_row(row.transactional_id).logical
-
-
 def in_database(settings: Settings, prefix: str) -> StatusData:
     """What the database contains of the ids, leases, jobs and groups that begin with the prefix."""
     with store_for(settings) as store:
@@ -209,66 +155,24 @@ def in_database(settings: Settings, prefix: str) -> StatusData:
 
 def in_store(store: TxnStateStore, prefix: str = "") -> StatusData:
     """The same, of a store that is open."""
-    rows = [row for row in map(store.read, ids_with_lanes(store, prefix=prefix)) if row is not None]
-    rows.sort(key=lambda row: (in_natural_order(logical(row)), TransactionalId.of_row(row.transactional_id).lane))
-    leases = [] if store.leases is None else store.leases.entries(prefix)
-    leases.sort(key=lambda lease: in_natural_order(lease.transactional_id))
-    others = 0 if rows or not prefix else len({TransactionalId.of_row(name).logical for name in store.list()})
-    return StatusData(
-        store.description,
-        rows,
-        {each.transactional_id: each for each in leases},
-        sorted(jobs_of(store, prefix), key=lambda job: in_natural_order(job.prefix)),
-        shown_of(store, prefix),
-        others,
-        open_journals(store, prefix),
-    )
+    jobs = sorted(jobs_of(store, prefix), key=lambda job: in_natural_order(job.prefix))
+    return StatusData(**vars(read_ids(store, prefix)), jobs=jobs, positions=shown_of(store, prefix))
 
 
 def read_from_kafka(found: StatusData, settings: Settings) -> BrokerError | None:
     """Add what Kafka reports. The first error ends this, since each further step would wait for its whole time limit."""
     found.unread = ["states of ids", "ends of partitions", "transactions of other databases"]
     try:
-        describe_ids(found, settings)
-        del found.unread[0]
-        found.positions = with_kafka(found.positions, settings) if found.positions else []
-        del found.unread[0]
-        found.of_other_databases = _of_other_databases(found.rows, settings) if found.rows else []
+        with coordinator_for(settings) as coordinator:
+            found.ask(coordinator)
+            del found.unread[0]
+            found.positions = with_kafka(found.positions, settings) if found.positions else []
+            del found.unread[0]
+            found.of_other_databases = open_in_other_databases(found.rows, coordinator) if found.rows else []
     except BrokerError as error:
         return error
     found.unread.clear()
     return None
-
-
-def describe_ids(found: StatusData, settings: Settings) -> None:
-    """Add what the coordinators report about the ids.
-
-    Raises:
-        BrokerError: Kafka does not respond.
-    """
-    if not found.rows:
-        return
-    with coordinator_for(settings) as coordinator:
-        found.cluster_id = coordinator.cluster_id()
-        elsewhere = found.elsewhere
-        for row in (row for row in found.rows if row not in elsewhere):
-            generations = row.unresolved_generations or (row.generation,)
-            found.seen[row.transactional_id] = {at: coordinator.describe(row.kafka_id(at)) for at in generations}
-            for entry in proven_lost(row.lost):
-                if entry.cluster_id in ("", found.cluster_id) and found_in_log(coordinator, entry, found.cluster_id).missing:
-                    found.gone.append((row.transactional_id, entry))
-
-
-def _of_other_databases(rows: list[StateRow], settings: Settings) -> list[str]:
-    """The Kafka ids of open transactions that have our transactional ids, but the store id of another database."""
-    logical_ids = set(map(logical, rows))
-    stores = {row.store_id for row in rows}
-    with coordinator_for(settings) as coordinator:
-        listed = [one for one in coordinator.list_transactions() if one.status is TransactionStatus.ONGOING]
-    found = [(one.kafka_transactional_id, TransactionalId.of_kafka(one.kafka_transactional_id)) for one in listed]
-    return [
-        text for text, named in found if named is not None and named.logical in logical_ids and named.store_id not in stores
-    ]
 
 
 def _id_record(lanes: list[StateRow], seen: Seen) -> dict[str, Any]:

@@ -5,43 +5,35 @@ Exit codes: 0 nothing is stuck, 1 something is stuck, or the output is incomplet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from math import inf
-from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import RenderableType
 
-from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin
-from dualwrite.admin.decisions import Decided, Decisions, is_made_by_dualwrite
+from dualwrite.admin import StuckPartition
+from dualwrite.admin.decisions import Decided, is_made_by_dualwrite
 from dualwrite.cli.journal_output import waiting_lines, waiting_record
-from dualwrite.cli.options import LONGER, AsJson, Given, Longer, Wide, counted, decisions_for, grouped, say, store_for
+from dualwrite.cli.options import LONGER, AsJson, Given, Longer, Wide, decisions_for, grouped, say, store_for
 from dualwrite.cli.output import Columns, Record, cells, show, table_of, terminal_width
-from dualwrite.cli.texts import error_text, now_ms, seconds_text
 from dualwrite.cli.tool_options import ClusterAndDatabase, ToolGroup, end
 from dualwrite.cli.transactions_output import (
-    decision_text,
     print_document,
     show_problems,
     show_unreadable,
-    stuck_record,
     unreadable_record,
 )
-from dualwrite.errors import BrokerUnavailableError, StoreError, UnknownGroupError
+from dualwrite.diagnosis.stuck import decision_text, groups_words, holder_words, look
+from dualwrite.errors import BrokerUnavailableError, StoreError
 from dualwrite.outbox.journal_state import JournalState, open_journals
 from dualwrite.settings import Settings
-from dualwrite.stores.positions import Partition
-
-UNREAD: Final = "The positions of groups in the database are missing"
+from dualwrite.texts import counted, error_text, now_ms, seconds_text
 
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.", show_default="all")]
 Group = Annotated[str | None, typer.Option("--group", help="Only where this consumer group reads.", show_default="all")]
-
-_FEW: Final = 3  # groups in a row
 
 app = typer.Typer(cls=ToolGroup)
 
@@ -69,7 +61,13 @@ def stuck(*, where: Where, cluster: ClusterAndDatabase, wide: Wide = False, as_j
     journals = Journals() if settings.database_url is None else _open_journals(settings)
     with cluster.admin() as admin, _shown_without_kafka(journals, cluster, as_json=as_json), ExitStack() as opened:
         decisions = cache(lambda: opened.enter_context(decisions_for(settings)))  # opened on first use
-        seen = look(admin, None if settings.database_url is None else decisions, where)
+        seen = look(
+            admin,
+            None if settings.database_url is None else decisions,
+            topic=where.topic,
+            group=where.group,
+            longer_than=where.longer,
+        )
     found, is_complete = seen.found, seen.complete and journals.unread is None
     commands = [next_command(one, seen.decided, cluster) for one in found.partitions]
     records = seen.records(now_ms())
@@ -83,7 +81,7 @@ def stuck(*, where: Where, cluster: ClusterAndDatabase, wide: Wide = False, as_j
         print_document("stuck", fields, complete=is_complete, problems=found.problems, hidden=found.hidden)
     else:
         if found.partitions:
-            show(stuck_table(records, wide=wide, width=terminal_width()))
+            show(_table(records, wide=wide))
             for command in dict.fromkeys(commands):
                 completes = command.startswith("dualwrite transactions complete")
                 say(f"Next{', if its writer is gone' if completes else ''}: {command}")
@@ -94,7 +92,7 @@ def stuck(*, where: Where, cluster: ClusterAndDatabase, wide: Wide = False, as_j
         show_unreadable(found.unreadable)
         show_problems(found.problems, found.hidden)
     if seen.unread is not None:
-        typer.echo(f"{UNREAD}: {error_text(seen.unread)}", err=True)
+        typer.echo(f"The positions of groups in the database are missing: {error_text(seen.unread)}", err=True)
     if journals.unread is not None:
         typer.echo(f"The journals in the database are missing: {error_text(journals.unread)}", err=True)
     end(found=bool(found.partitions or found.problems or journals.states) or not is_complete)
@@ -154,78 +152,7 @@ def _shown_without_kafka(journals: Journals, given: Given, *, as_json: bool) -> 
         raise
 
 
-# --- one search, for `watch` too --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Look:
-    """The result of one search, with what the database knows about it."""
-
-    found: StuckSearch
-    decided: Mapping[str, Decided]
-    """What the database decided, by transactional id; empty without a database."""
-
-    unread: StoreError | None = None
-    """The error that prevented reading the groups' positions in the database, if there was one."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is missing."""
-        return self.found.complete and self.unread is None and all(one.error is None for one in self.decided.values())
-
-    def records(self, now_ms: int) -> list[Record]:
-        """The fields of each stuck partition."""
-        return [stuck_record(one, self.decided, now_ms) for one in self.found.partitions]
-
-
-def look(admin: TransactionAdmin, decisions: Callable[[], Decisions] | None, where: Where) -> Look:
-    """Search once. `decisions` opens the database when it is needed; None if no database was given.
-
-    Raises:
-        StoreError: The group is unknown to Kafka, and its positions in the database can't be read.
-        DualWriteError: As for `TransactionAdmin.stuck`.
-    """
-    if decisions is None:
-        return Look(admin.stuck(topic=where.topic, group=where.group, longer_than=where.longer), {})
-    unread: StoreError | None = None
-
-    def stored(name: str) -> Mapping[Partition, int]:
-        nonlocal unread
-        try:
-            return {} if unread is not None else decisions().positions(name)  # the next group would run into the same timeout
-        except StoreError as error:
-            unread = error
-            return {}
-
-    try:
-        found = admin.stuck(topic=where.topic, group=where.group, longer_than=where.longer, stored=stored)
-    except UnknownGroupError as error:
-        raise unread or error from None
-    names = dict.fromkeys(name for one in found.partitions if (name := one.holder.transactional_id) is not None)
-    return Look(found, decisions().of_each(names) if names else {}, unread)
-
-
 # --- the table --------------------------------------------------------------------------------------------------------
-
-
-def _state(record: Record) -> Any:
-    if record["reason"] is None:
-        return record["state"]
-    return f"{'hangs' if Reason[record['reason']].is_conclusive else 'may hang'}: {record['why']}"
-
-
-def _groups(record: Record, shown: int | None = None) -> str:
-    texts = [f"{one['group_id']} ({_place(one)})" for one in record["groups"][:shown]]
-    more = len(record["groups"]) - len(texts)
-    return ", ".join([*texts, f"{more} more"] if more else texts)
-
-
-def _place(group: Record) -> str:
-    if group["has_no_position"]:
-        return "no position at Kafka"
-    if group["offset"] is None:
-        return "its offsets are pending"
-    return f"at {group['offset']}{' in the database' if group['is_stored'] else ''}"
 
 
 _COLUMNS: Final[Columns] = {
@@ -238,38 +165,15 @@ _COLUMNS: Final[Columns] = {
     "TransactionalId": "transactional_id",
     "ProducerId": "producer_id",
     "ProducerEpoch": "producer_epoch",
-    "State": _state,
-    "Groups": _groups,
+    "State": holder_words,
+    "Groups": groups_words,
 }
 _FOR_WIDE: Final = frozenset({"LastStableOffset", "HighWatermark", "ProducerId", "ProducerEpoch"})
 
-ORDERS: Final[Mapping[str, Callable[[Record], Any]]] = MappingProxyType(
-    {
-        "duration": lambda one: -inf if one["age_ms"] is None else -one["age_ms"],
-        "records": lambda one: -one["records_behind"],
-        "topic": lambda one: (one["topic"], one["partition"]),
-        "id": lambda one: one["transactional_id"] or "",
-        "groups": lambda one: -len(one["groups"]),
-    }
-)
-"""The orders of the table, by name; the largest durations and numbers come first, and unknown durations before them."""
 
-
-def stuck_table(
-    records: Iterable[Record],
-    *,
-    order: str = "duration",
-    backwards: bool = False,
-    every_group: bool = True,
-    wide: bool = False,
-    width: int | None = None,
-    rows: int | None = None,
-) -> RenderableType:
-    """The table: with all columns or only the most important ones, all groups or only the first, and at most so many rows."""
+def _table(records: list[Record], *, wide: bool) -> RenderableType:
+    """The table, with all columns or only the most important ones."""
     columns = {name: column for name, column in _COLUMNS.items() if wide or name not in _FOR_WIDE}
-    if not every_group:
-        columns["Groups"] = lambda one: _groups(one, _FEW)
-    shown = sorted(records, key=ORDERS[order], reverse=backwards)
-    if any(one["database"] is not None for one in shown):
+    if any(one["database"] is not None for one in records):
         columns["Database"] = lambda one: one["database"] and decision_text(one["database"])
-    return table_of(columns, cells(columns, shown[:rows]), width)
+    return table_of(columns, cells(columns, records), terminal_width())

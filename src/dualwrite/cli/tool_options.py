@@ -15,8 +15,8 @@ import typer
 from dualwrite.admin import TransactionAdmin
 from dualwrite.cli.options import JSON, USAGE_ERROR, Database, Given, JsonGroup, KafkaSettings
 from dualwrite.cli.output import show_error
-from dualwrite.cli.texts import error_text
 from dualwrite.errors import ConfigurationError, DualWriteError, RepairRefusedError, TransactionChangedError
+from dualwrite.texts import error_text
 
 FOUND: Final = 1
 TIMEOUT: Final = 30.0

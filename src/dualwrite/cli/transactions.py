@@ -18,7 +18,6 @@ from dualwrite.admin.decisions import Decided
 from dualwrite.cli import transactions_ending
 from dualwrite.cli.options import AsJson, decisions_for, grouped
 from dualwrite.cli.output import show_records
-from dualwrite.cli.texts import now_ms
 from dualwrite.cli.tool_options import Broker, Cluster, ClusterAndDatabase, Partition, Partitions, ToolGroup, Topic, end
 from dualwrite.cli.transactions_output import (
     LISTED,
@@ -35,6 +34,7 @@ from dualwrite.cli.transactions_output import (
     transaction_record,
 )
 from dualwrite.settings import Settings
+from dualwrite.texts import now_ms
 
 app = typer.Typer(
     cls=ToolGroup,

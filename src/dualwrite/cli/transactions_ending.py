@@ -25,9 +25,7 @@ from dualwrite.admin.decisions import (
 )
 from dualwrite.cli.options import AsJson, Yes, confirm, decisions_for, grouped, refuse, say
 from dualwrite.cli.output import Record, show_records
-from dualwrite.cli.recover_jobs import open_job_of
 from dualwrite.cli.recovery_output import Entries, counted_lost, outcome_record, outcome_records, show_lost, show_report
-from dualwrite.cli.texts import now_ms
 from dualwrite.cli.tool_options import ClusterAndDatabase, Partition, Topic, WithoutDatabase, end
 from dualwrite.cli.transactions_output import (
     HANGING,
@@ -38,8 +36,10 @@ from dualwrite.cli.transactions_output import (
     show_described,
 )
 from dualwrite.errors import DualWriteError, RepairRefusedError, StateTableMissingError, StoreUnavailableError, shell_word
+from dualwrite.jobs.ledger import open_job_of
 from dualwrite.recovery.decision import Decision
 from dualwrite.settings import Settings
+from dualwrite.texts import now_ms
 
 app = typer.Typer()
 

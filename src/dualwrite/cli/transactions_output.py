@@ -5,9 +5,9 @@ docs/reference/json.md describes the fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 import typer
 
@@ -22,15 +22,15 @@ from dualwrite.admin import (
     PartitionEnd,
     PartitionProducers,
     RecordTransaction,
-    StuckPartition,
 )
 from dualwrite.admin.decisions import Decided
-from dualwrite.cli.options import counted, say
+from dualwrite.cli.options import say
 from dualwrite.cli.output import Columns, Record, print_json, show_records, versioned
-from dualwrite.cli.texts import error_text, seconds_text, time_text
+from dualwrite.diagnosis.stuck import decided_record, decision_text, reason_record
 from dualwrite.errors import BrokerAuthorizationError, DualWriteError
 from dualwrite.kafka.time_budget import NO_TIMEOUT_MS
 from dualwrite.state import TransactionDescription
+from dualwrite.texts import counted, error_text, seconds_text, time_text
 
 _GRANT_TOPICS: Final = "grant the principal Describe on its topics"
 
@@ -96,22 +96,6 @@ def _description_record(found: TransactionDescription | None, now_ms: int) -> Re
         "start_time_ms": found.start_time_ms if started else None,
         "age_ms": now_ms - found.start_time_ms if started else None,
         "partitions": [{"topic": topic, "partition": partition} for topic, partition in sorted(found.partitions)],
-    }
-
-
-def decided_record(found: Decided) -> Record:
-    """What the database knows about an id."""
-    row = found.row
-    return {
-        "transactional_id": None if row is None else row.transactional_id,
-        "fence": None if row is None else row.fence,
-        "owner": None if row is None else row.owner,
-        "generation": found.generation,
-        "newest_generation": None if row is None else row.generation,
-        "prepared_state": found.state,
-        "decision": None if found.plan is None else found.plan.decision,
-        "why": found.why,
-        "error": found.error,
     }
 
 
@@ -238,7 +222,7 @@ def examined_record(found: Examined, now_ms: int) -> Record:
         "partition": found.opened.partition,
         "broker": found.opened.broker,
         **_producer_record(found.opened.producer, now_ms),
-        **_reason(None if found.verdict is None else found.verdict.reason),
+        **reason_record(None if found.verdict is None else found.verdict.reason),
         "transactional_id": found.name_at_kafka,
     }
 
@@ -250,10 +234,6 @@ HANGING: Final[Columns] = {
     "TransactionalId": "transactional_id",
     "Because": lambda one: one["why"] or "its coordinator will end it",
 }
-
-
-def _reason(found: Any) -> Record:
-    return {"reason": None if found is None else found.name, "why": None if found is None else found.value}
 
 
 def show_search(record: Record, unreadable: Iterable[PartitionProducers]) -> None:
@@ -292,7 +272,7 @@ def transaction_record(found: RecordTransaction, decided: Decided | None, now_ms
         "transactional_id": found.transactional_id,
         "coordinator": None if found.described is None else found.described.coordinator,
         "now": None if described is None else _description_record(described, now_ms),
-        **_reason(None if found.hanging is None else found.hanging.reason),
+        **reason_record(None if found.hanging is None else found.hanging.reason),
         "database": None if decided is None else decided_record(decided),
     }
 
@@ -334,38 +314,6 @@ def _id_lines(found: RecordTransaction) -> list[tuple[str, str]]:
 
 
 # --- where consumers wait ---------------------------------------------------------------------------------------------
-
-
-def stuck_record(found: StuckPartition, decided: Mapping[str, Decided], now_ms: int) -> Record:
-    """One partition of `stuck`."""
-    holder, end = found.holder, found.end
-    database = decided.get(holder.transactional_id or "")
-    return {
-        "topic": end.topic,
-        "partition": end.partition,
-        "broker": end.broker,
-        "last_stable_offset": end.last_stable_offset,
-        "high_watermark": end.high_watermark,
-        "records_behind": end.records_behind,
-        "age_ms": holder.age_ms(now_ms),
-        "producer_id": holder.opened.producer.producer_id,
-        "producer_epoch": holder.opened.producer.epoch,
-        "transaction_start_offset": holder.opened.producer.transaction_start_offset,
-        "transactional_id": holder.transactional_id,
-        "coordinator": holder.coordinator,
-        "state": None if holder.description is None else holder.description.status,
-        **_reason(holder.hanging),
-        "groups": [asdict(one) for one in found.groups],
-        "database": None if database is None else decided_record(database),
-    }
-
-
-def decision_text(database: Record) -> str:
-    """What recovery would do with an id, and why."""
-    if database["error"] is not None:
-        return str(database["error"])
-    decision, why = database["decision"], database["why"]
-    return str(why) if decision is None else f"{decision.value}: {why}"
 
 
 # --- what is missing --------------------------------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
+
+from sqlalchemy import Engine
 
 from dualwrite.admin.requests import Brokers
 from dualwrite.deadline import Deadline
@@ -37,6 +40,7 @@ from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.identity import copied, moved
 from dualwrite.stores.registry import keeps_a_table, store_from_url
+from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transactional_id import validate_transactional_id
 
 DEFAULT_TIMEOUT: Final = 15.0
@@ -71,34 +75,40 @@ class Diagnosis:
         return any(finding.severity is Severity.BROKEN for finding in self.findings)
 
 
-def examine(settings: Settings, *, topics: Iterable[str] = (), timeout: float = DEFAULT_TIMEOUT) -> Diagnosis:
+def examine(
+    settings: Settings,
+    *,
+    store: TxnStateStore | None = None,
+    topics: Iterable[str] = (),
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Diagnosis:
     """Inspect what the settings name: the cluster, the database, or both.
 
     The cluster is probed on the Kafka id `<transactional_id>#probe` if the settings have a transactional id, so that ACLs on
     its prefix apply, else on `dualwrite-probe`. See `dualwrite.kafka.probe` for why that leaves nothing behind.
 
-    The database's settings are those of the connections that dualwrite makes from the URL. For your own engine, pass
-    `SqlStateStore(engine).durability()` to `judge_database`, as the `settings` of its DatabaseFacts.
+    The database's settings are those of the connections that dualwrite makes from the URL, or of those of the store.
 
     Args:
         settings: The cluster and the database.
+        store: The database to inspect instead, such as one with your own engine; the caller closes it.
         topics: Topics to inspect.
         timeout: Seconds for the cluster, and again for the topics.
 
     Raises:
         ConfigurationError: Neither a cluster nor a database is given, or a Kafka setting is wrong.
     """
-    if _SERVERS not in settings.kafka and settings.database_url is None:
+    if _SERVERS not in settings.kafka and settings.database_url is None and store is None:
         raise ConfigurationError(
             "Neither bootstrap servers nor a database are given.",
             next_step="set DUALWRITE_KAFKA_BOOTSTRAP_SERVERS or DUALWRITE_DATABASE_URL, or both",
         )
     found = _examined_cluster(settings, topics, timeout) if _SERVERS in settings.kafka else _NOTHING
-    if settings.database_url is not None:
+    if (database := _database_of(settings, store)) is not None:
         seen = "" if found.kafka is None else found.kafka.cluster_id
         answers = None if _SERVERS not in settings.kafka else found.kafka is not None
-        database, more = _examined_database(settings.database_url, settings.schema, seen_cluster_id=seen, kafka_answers=answers)
-        found = replace(found, database=database, findings=(*found.findings, *more))
+        facts, more = _examined_database(database, seen_cluster_id=seen, kafka_answers=answers)
+        found = replace(found, database=facts, findings=(*found.findings, *more))
     return replace(found, findings=tuple(sorted(found.findings, key=lambda finding: _ORDER.index(finding.severity))))
 
 
@@ -144,23 +154,42 @@ def _message_max_bytes(properties: Mapping[str, Any]) -> int:
         ) from error
 
 
+@dataclass(frozen=True)
+class _Database:
+    """A database to inspect: how to open it, and where its table is; None for a database without migrations."""
+
+    opened: Callable[[], AbstractContextManager[TxnStateStore]]
+    table: str | Engine | None
+    schema: str | None
+
+
+def _database_of(settings: Settings, store: TxnStateStore | None) -> _Database | None:
+    if store is not None:
+        engine = store.engine if isinstance(store, SqlStateStore) else None
+        return _Database(lambda: nullcontext(store), engine, settings.schema)
+    url = settings.database_url
+    if url is None:
+        return None
+    made = partial(store_from_url, url, schema=settings.schema)
+    return _Database(made, url if keeps_a_table(url) else None, settings.schema)
+
+
 def _examined_database(
-    url: str, schema: str | None, *, seen_cluster_id: str, kafka_answers: bool | None
+    database: _Database, *, seen_cluster_id: str, kafka_answers: bool | None
 ) -> tuple[DatabaseFacts | None, list[Finding]]:
     from dualwrite import migration  # noqa: PLC0415  (alembic is slow to import; --help must not wait for it)
 
     try:
-        with store_from_url(url, schema=schema) as store:
+        with database.opened() as store:
             problem = None
             try:
                 store.check()
             except StateTableMissingError as error:
                 problem = (_sentence(error), error.next_step)
-            has_table = keeps_a_table(url)
             facts = DatabaseFacts(
                 address=store.description,
-                revision=migration.current(url, schema=schema) if has_table else None,
-                newest_revision=migration.newest() if has_table else None,
+                revision=None if database.table is None else migration.current(database.table, schema=database.schema),
+                newest_revision=None if database.table is None else migration.newest(),
                 table_error=problem,
                 settings=dict(store.durability()),
                 copied=None if problem else _copied(store),

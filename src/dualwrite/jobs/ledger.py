@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -35,7 +35,7 @@ from dualwrite.jobs.job_tables import batch_table as b
 from dualwrite.jobs.job_tables import job_table as j
 from dualwrite.jobs.rules import AttemptId, Committed, JobRow, JobRun, Opening, closed, opened
 from dualwrite.logs import SubjectLogger
-from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim
+from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, TxnStateStore
 from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.dialect import ErrorClass
@@ -274,3 +274,21 @@ def _committed(connection: Connection, run: JobRun) -> Committed:
         newest=connection.scalar(_NEWEST, {"job": run.job_id}),
         bound_to="" if marker is None else marker.bound_to,
     )
+
+
+def jobs_of(store: TxnStateStore, beginning: str = "") -> list[JobRow]:
+    """The jobs of a database whose prefixes start with `beginning`; empty if the database has no job tables."""
+    if not isinstance(store, SqlStateStore):
+        return []
+    return [row for row in JobLedger(store).jobs() if row.prefix.startswith(beginning)]
+
+
+def open_job_of(store: TxnStateStore, transactional_ids: Iterable[str]) -> tuple[str, JobRow] | None:
+    """The first of the ids that is used by a task of an open batch, with its job; None if there is no such id."""
+    ids = frozenset(transactional_ids)
+    for row in jobs_of(store):
+        if row.is_open and isinstance(store, SqlStateStore):
+            for attempt in JobLedger(store).attempts(row.prefix, ids):
+                if attempt.token == row.token:
+                    return attempt.transactional_id, row
+    return None

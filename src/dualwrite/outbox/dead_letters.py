@@ -28,8 +28,8 @@ _LIST: Final = select(t).where(_OURS).order_by(t.c.id).limit(bindparam("most"))
 _GET: Final = select(t).where(_OURS, _AMONG).order_by(t.c.id)
 _LOCK: Final = _GET.with_for_update()
 _COUNT: Final = select(func.count()).select_from(t).where(_OURS)
-_COUNT_EACH: Final = select(t.c.relay, func.count()).group_by(t.c.relay)
 _COUNT_SOME: Final = _COUNT.where(_AMONG)
+_BY_RELAY: Final = select(t.c.relay, func.count()).group_by(t.c.relay).order_by(t.c.relay)
 _DELETE: Final = delete(t).where(_OURS, _AMONG)
 
 
@@ -164,15 +164,15 @@ class DeadLetters:
         return found
 
 
-def counts(store: SqlStateStore) -> dict[str, int]:
-    """How many dead letters each relay has, if it has any.
+def letters_by_relay(store: SqlStateStore) -> dict[str, int]:
+    """How many dead letters each relay has in a database; only relays that have some.
 
     Raises:
-        StateTableMissingError: The table does not exist.
+        StateTableMissingError: The database has no such table.
         StoreError: The database's own errors, translated.
     """
     return store.short_transactions.query(
-        lambda connection: {row[0]: row[1] for row in connection.execute(_COUNT_EACH)}, "counting dead letters"
+        lambda connection: {row[0]: row[1] for row in connection.execute(_BY_RELAY)}, "counting dead letters"
     )
 
 

@@ -39,6 +39,8 @@ _FEW: Final = 500
 _LAST_SECONDS: Final = 2.0
 """For so long, and one batch more, entries are published while nobody can write into the journal; it is usually some ms."""
 
+_DRAINER: Final = ".journal"
+
 _LOCK_LIMIT: Final = 2.0
 """Seconds that closing waits for those who write into the journal; a transaction of theirs may be paused."""
 
@@ -48,7 +50,13 @@ _LEASE: Final = 15.0
 
 def drainer_id(prefix: str) -> str:
     """The transactional id that drains the journal of a prefix. One process uses it at a time; its claims fence the others."""
-    return f"{prefix}.journal"
+    return f"{prefix}{_DRAINER}"
+
+
+def drained_prefix(transactional_id: str) -> str | None:
+    """The prefix whose journal an id drains; None if it is another id."""
+    prefix = transactional_id.removesuffix(_DRAINER)
+    return None if prefix == transactional_id else prefix
 
 
 class JournalSource(Source):

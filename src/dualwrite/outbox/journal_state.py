@@ -18,6 +18,7 @@ from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.journal import GateStatus
 from dualwrite.stores.leases import Lease, number_of
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.texts import counted
 
 SOON: Final = 60.0
 """Seconds within which a running pool publishes a journal, or begins to, once Kafka answers; usually it is one."""
@@ -99,6 +100,18 @@ class JournalState:
         if kafka_answers is None:
             return Waits.UNKNOWN
         return Waits.POOL if self.pools else Waits.PUBLISHER
+
+    def in_words(self, *, kafka_answers: bool | None) -> str | None:
+        """What an open journal waits for, and for whom; of a closed one, that entries are left in it. Otherwise None."""
+        messages = counted(self.gate.entries or 0, "message")
+        waits = self.waits_for(kafka_answers=kafka_answers)
+        if waits is None:
+            left = f"The journal of {self.prefix} is closed, but {messages} are left in it, which nobody publishes."
+            return left if self.is_left_over else None
+        who = {Waits.PUBLISHING: self.published_by or "", Waits.POOL: ", ".join(self.pools)}.get(waits)
+        by = f" ({who})" if who else ""
+        since = f"The journal of {self.prefix} has been open for {self.age:.0f} s, with {messages} to be published."
+        return f"{since} It waits for {waits.value}{by}."
 
     @property
     def used(self) -> tuple[str, float] | None:

@@ -28,7 +28,7 @@ from dualwrite.pool.upkeep import Upkeep
 from dualwrite.pool.workers import Workers
 from dualwrite.pool.writers import Writers, closed, pool_timeout
 from dualwrite.recovery.recoverer import Recoverer
-from dualwrite.settings import check_seconds
+from dualwrite.settings import Settings, check_seconds
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, Transaction, forked, opened
 from dualwrite.transactional import name_of, repeated
@@ -140,6 +140,7 @@ class WriterPool(Generic[H]):
         open_recoverer: Opens a recoverer on the store.
         size: The number of writers; None: as many as the load asks for.
         store: The writers' store; closed with the pool if `owns_store`.
+        settings: The settings of the writers, with the prefix as transactional id.
         prefix: The prefix of their transactional ids.
         options: How the pool groups units, and when its calls return.
         owns_store: Whether `close` closes the store.
@@ -158,6 +159,7 @@ class WriterPool(Generic[H]):
         *,
         size: int | None,
         store: TxnStateStore,
+        settings: Settings,
         prefix: str,
         options: PoolOptions | None = None,
         owns_store: bool = False,
@@ -172,6 +174,7 @@ class WriterPool(Generic[H]):
             self._options.check_size(size)
         self._prefix = prefix
         self._store = store
+        self._settings = settings
         self._owns_store = owns_store
         self._open_writer = open_writer
         leases = store.leases
@@ -242,6 +245,11 @@ class WriterPool(Generic[H]):
     def store(self) -> TxnStateStore:
         """The database."""
         return self._store
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the writers, with the prefix as transactional id; they may contain passwords."""
+        return self._settings
 
     @property
     def transactional_ids(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Texts as commands print them: times in UTC, names of transactions, errors, and texts that may contain control characters."""
+"""Texts for people: times in UTC, counts, names of transactions, errors, and texts that may contain control characters."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def time_text(at: datetime | int | None) -> str | None:
     except (OverflowError, ValueError):  # a user may send any timestamp
         return str(at)
     return f"{found.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, such as `1 id` or `2 ids`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def seconds_text(milliseconds: int | None) -> int | None:

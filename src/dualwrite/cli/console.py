@@ -1,0 +1,65 @@
+"""`dualwrite console`: a page in the browser with what waits and for whom, and what an operator does about it.
+
+Exit codes: 0 the user quit, 1 a `DualWriteError`, 2 usage error, or the port is in use.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing, suppress
+from ipaddress import ip_address
+from typing import Annotated, Final
+
+import typer
+import uvicorn
+
+from dualwrite.cli.options import JsonGroup, Target, grouped, refuse, say
+from dualwrite.console import Role, TokenAccess
+from dualwrite.console import console as made_console
+
+_LOOPBACK: Final = "127.0.0.1"
+_PORT: Final = 8765
+
+app = typer.Typer(cls=JsonGroup)
+
+
+@app.callback(invoke_without_command=True)
+@grouped
+def console(
+    *,
+    target: Target,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = _LOOPBACK,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port to listen on; 0 for a free one.")] = _PORT,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, but offer no actions.")] = False,
+    topics: Annotated[list[str] | None, typer.Option("--topic", help="A topic that the doctor checks; repeatable.")] = None,
+    root_path: Annotated[
+        str, typer.Option("--root-path", metavar="PATH", help="The path at which a proxy serves the page.", show_default="none")
+    ] = "",
+) -> None:
+    """Serve a page that shows what waits and for whom: stuck partitions, ids, journals, lost messages, and the doctor's report.
+
+    It prints an address with a token; whoever opens it may recover ids, publish again, acknowledge, and replay dead letters,
+    unless `--read-only` is given. Each action is logged. The page works while the database or Kafka does not answer, and says
+    so. Other machines can reach it only with `--host`; there is no TLS, so put a proxy in front of it then.
+    """
+    access = TokenAccess(Role.VIEWER if read_only else Role.OPERATOR)
+    with closing(made_console(settings=target.settings(), authorize=access, topics=topics or ())) as page:
+        try:
+            listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except OSError as error:
+            refuse(f"The console can't listen on {host}:{port}: {error.strerror or error}.")
+        with listening:
+            shown = f"[{host}]" if ":" in host else host
+            say(f"The console: http://{shown}:{listening.getsockname()[1]}{root_path}/?token={access.token}")
+            if not _is_loopback(host):
+                say("Other machines can reach it, without encryption: put a proxy with TLS in front of it.", err=True)
+            config = uvicorn.Config(page, log_level="warning", access_log=False, root_path=root_path, lifespan="off")
+            with suppress(KeyboardInterrupt):
+                uvicorn.Server(config).run(sockets=[listening])
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,311 @@
+"""The console's ASGI application: addresses, roles, and the headers that keep a page from doing anything else."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
+from typing import Any, Final
+
+import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dualwrite.aio.async_pool import AsyncWriterPool
+from dualwrite.console.access import (
+    FORM_TOKEN,
+    Authorize,
+    Role,
+    TokenAccess,
+    everybody_may_look,
+    form_token,
+    is_forged,
+    read_form,
+    remember_forms,
+    role_of,
+    who,
+)
+from dualwrite.console.actions import Actions
+from dualwrite.console.detail import Detail, read_detail
+from dualwrite.console.pages import ASSETS, rendered
+from dualwrite.console.recent import Recent
+from dualwrite.console.sections import EVERY, Sections
+from dualwrite.console.subject import LIMIT, Subject
+from dualwrite.console.verdict import verdict
+from dualwrite.console.watched import Watched
+from dualwrite.errors import ConfigurationError
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.observability import add_observer, remove_observer
+from dualwrite.pool.pool import WriterPool
+from dualwrite.relay import Relay
+from dualwrite.settings import Settings
+
+SECTIONS: Final = ("verdict", "stuck", "ids", "rates", "left", "doctor", "carried")
+"""The sections, in the order of the page."""
+
+FIRST: Final = 1.0
+"""Seconds that a page waits for what is not known yet; its sections ask again by themselves."""
+
+_MOST_DETAILS: Final = 20
+_BUSY: Final = "Too many ids are being read at the moment. Load the page again later."
+_YEAR: Final = 31_536_000
+_POLICY: Final = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    b"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = (
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),  # with no-referrer, browsers would hide the origin of our own forms
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+
+Handler = Callable[[Request, Role], Awaitable[Response]]
+
+
+class Console:
+    """The application; mount it, or serve it. See `console` for the arguments."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        recent: Recent | None,
+        authorize: Authorize = everybody_may_look,
+        topics: Iterable[str] = (),
+        origins: Collection[str] = (),
+    ) -> None:
+        self._subject = subject
+        self._recent = recent
+        self._authorize = authorize
+        self._origins = frozenset(origins)
+        self._sections = Sections(subject, recent, topics)
+        self._actions = Actions(subject, self._read_again)
+        self._details: OrderedDict[str, Watched[Detail]] = OrderedDict()
+        self._app: ASGIApp = Starlette(
+            routes=[
+                Route("/", self._for(self._page)),
+                Route("/section/{name}", self._for(self._section)),
+                Route("/id/{name:path}", self._for(self._id)),
+                Route("/detail/{name:path}", self._for(self._detail)),
+                Route("/act/{name}", self._for(self._act, needs=Role.OPERATOR), methods=["POST"]),
+                Route("/static/{name:path}", _static),
+            ]
+        )
+        if recent is not None:
+            add_observer(recent)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+    def close(self) -> None:
+        """Observe the process no longer, and close the database if the console has opened it."""
+        if self._recent is not None:
+            remove_observer(self._recent)
+        self._subject.close()
+
+    # --- roles ------------------------------------------------------------------------------------------------------------
+
+    def _for(self, handler: Handler, *, needs: Role = Role.VIEWER) -> Callable[[Request], Awaitable[Response]]:
+        """The handler for those who have the role."""
+
+        async def checked(request: Request) -> Response:
+            if isinstance(self._authorize, TokenAccess) and request.method == "GET" and self._authorize.opens(request):
+                opened = RedirectResponse(request.scope["path"], status_code=303)  # the token disappears from the address
+                self._authorize.remember(request, opened)
+                return _private(opened)
+            role = await role_of(request, self._authorize)
+            if role is None:
+                return self._refused(request, "You have no access to this page.", 401)
+            if needs is Role.OPERATOR and role is not Role.OPERATOR:
+                return self._refused(request, "Only operators may do this; you may look.", 403)
+            response = await handler(request, role)
+            remember_forms(request, response)
+            return _private(response)
+
+        return checked
+
+    def _refused(self, request: Request, why: str, status: int) -> Response:
+        has_token = isinstance(self._authorize, TokenAccess)
+        values = {"base": _base(request), "why": why, "has_token": has_token}
+        return _private(HTMLResponse(rendered("refused.html", **values), status))
+
+    # --- pages ------------------------------------------------------------------------------------------------------------
+
+    async def _page(self, request: Request, role: Role) -> Response:
+        await _all(self._watched(), FIRST)
+        return HTMLResponse(rendered("page.html", sections=SECTIONS, **self._values(request, role)))
+
+    async def _section(self, request: Request, role: Role) -> Response:
+        name = request.path_params["name"]
+        if name not in SECTIONS:
+            return self._refused(request, "There is no such section.", 404)
+        if name == "doctor" and "again" in request.query_params:
+            self._sections.doctor.again()
+        await _all(self._of_section(name), FIRST if name == "verdict" else None)
+        return HTMLResponse(rendered(f"{name}.html", **self._values(request, role)))
+
+    async def _id(self, request: Request, role: Role) -> Response:
+        detail = self._detail_of(request)
+        if detail is None:
+            return self._refused(request, _BUSY, 503)
+        answer = await detail.answer(FIRST)
+        values = self._values(request, role) | {"answer": answer, "name": request.path_params["name"]}
+        return HTMLResponse(rendered("id.html", **values))
+
+    async def _detail(self, request: Request, role: Role) -> Response:
+        detail = self._detail_of(request)
+        if detail is None:
+            return self._refused(request, _BUSY, 503)
+        answer = await detail.answer()
+        values = self._values(request, role) | {"answer": answer, "name": request.path_params["name"]}
+        return HTMLResponse(rendered("detail.html", **values))
+
+    async def _act(self, request: Request, role: Role) -> Response:
+        del role
+        name = request.path_params["name"]
+        form = await read_form(request)
+        if name not in self._actions.names or form is None:
+            return self._refused(request, "There is no such action.", 404)
+        why = is_forged(request, form, self._origins)
+        if why is not None:
+            return self._refused(request, f"The form was not accepted: {why}. Load the page again.", 403)
+        fields = {field: values for field, values in form.items() if field != FORM_TOKEN}
+        await self._actions.carry_out(name, fields, who(request))
+        return RedirectResponse(f"{_base(request)}/#carried", status_code=303)
+
+    def _detail_of(self, request: Request) -> Watched[Detail] | None:
+        """What is known of an id; None if too many are being read."""
+        name = request.path_params["name"]
+        if name not in self._details:
+            if len(self._details) >= _MOST_DETAILS:
+                idle = next((each for each, known in self._details.items() if not known.is_running), None)
+                if idle is None:
+                    return None
+                del self._details[idle]
+            read = partial(read_detail, self._subject, self._recent, name)
+            self._details[name] = Watched(f"the id {name}", read, limit=LIMIT + 2, every=EVERY)
+        self._details.move_to_end(name)
+        return self._details[name]
+
+    def _values(self, request: Request, role: Role) -> dict[str, Any]:
+        """What templates can use."""
+        subject = self._subject
+        return {
+            "base": _base(request),
+            "role": role.value,
+            "is_operator": role is Role.OPERATOR,
+            "token": form_token(request),
+            "every": math.ceil(EVERY) + 1,
+            "subject": subject,
+            "servers": KafkaConfig.of(subject.settings.kafka).servers if subject.has_kafka else None,
+            "data": self._sections,
+            "verdict": verdict(self._sections),
+            "carried": self._actions.carried,
+        }
+
+    def _watched(self) -> list[Watched[Any]]:
+        sections, subject = self._sections, self._subject
+        found: list[Watched[Any]] = [sections.doctor]
+        if subject.has_database:
+            found += (sections.ids, sections.left)
+        if subject.has_kafka:
+            found.append(sections.stuck)
+        if subject.has_database and subject.has_kafka:
+            found.append(sections.seen)
+        return found
+
+    def _of_section(self, name: str) -> list[Watched[Any]]:
+        """What a section shows, as far as it can be read."""
+        of = self._sections
+        parts: dict[str, tuple[Watched[Any], ...]] = {
+            "verdict": (of.ids, of.seen, of.stuck, of.left),
+            "stuck": (of.stuck,),
+            "ids": (of.ids, of.seen),
+            "rates": () if self._recent is not None else (of.ids,),
+            "left": (of.ids, of.left),
+            "doctor": (of.doctor,),
+        }
+        readable = self._watched()
+        return [each for each in parts.get(name, ()) if each in readable]
+
+    def _read_again(self) -> None:
+        for watched in (*self._watched(), *self._details.values()):
+            if watched is not self._sections.doctor:
+                watched.again()
+
+
+async def _all(watched: Iterable[Watched[Any]], wait: float | None) -> None:
+    """Wait for the answers, all at the same time."""
+    async with anyio.create_task_group() as tasks:
+        for each in watched:
+            tasks.start_soon(each.answer, wait)
+
+
+async def _static(request: Request) -> Response:
+    asset = ASSETS.get(request.path_params["name"])
+    if asset is None:
+        return Response(status_code=404)
+    cache = {"cache-control": f"public, max-age={_YEAR}, immutable"}
+    return Response(asset.content, media_type=asset.media_type, headers=cache)
+
+
+def _base(request: Request) -> str:
+    """The path below which the console is, without a slash at its end."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def _private(response: Response) -> Response:
+    response.headers["cache-control"] = "no-store"
+    return response
+
+
+def console(
+    pool: WriterPool[Any] | AsyncWriterPool[Any] | None = None,
+    *,
+    settings: Settings | None = None,
+    authorize: Authorize | None = None,
+    relays: Iterable[Relay] = (),
+    topics: Iterable[str] = (),
+    origins: Collection[str] = (),
+) -> Console:
+    """Make the page of a pool's database and cluster, to be mounted in an ASGI application.
+
+    `app.mount("/dualwrite", console(pool))` mounts it in a Starlette or FastAPI application.
+
+    It shows what the whole database and the whole cluster have, not only this pool; durations and rates are those of this
+    process. Make one for a process: it observes the process until `close`.
+
+    Args:
+        pool: The pool; None for a console of the settings alone.
+        settings: The database and Kafka, if there is no pool; by default from the environment.
+        authorize: Returns the role of whoever has sent a request, or None for no access; may be a coroutine function. By
+            default everybody who reaches the page may look, and nobody may act.
+        relays: Relays whose dead letters can be replayed on the page, with their layouts.
+        topics: Topics that the doctor checks.
+        origins: Origins (`https://ops.example.com`) whose pages may send forms, beside that of the page itself: for a proxy
+            that changes the header Host.
+
+    Raises:
+        ConfigurationError: Neither a database nor Kafka is given.
+    """
+    if pool is not None and settings is not None:
+        raise ConfigurationError("Both a pool and settings are given.", next_step="leave the settings out")
+    if pool is not None:
+        subject = Subject(pool.settings, pool.store, relays)
+    else:
+        subject = Subject(settings or Settings.from_environment(), None, relays)
+    recent = None if pool is None else Recent()
+    chosen = everybody_may_look if authorize is None else authorize
+    return Console(subject, recent=recent, authorize=chosen, topics=topics, origins=origins)

@@ -1,0 +1,128 @@
+"""What operators do on the page: each action on a real broker, by the forms of the page, and logged with who and what."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import sqlalchemy as sa
+
+from console.console_scene import Browser, ConsoleScene
+from dualwrite.outbox.dead_letters import DeadLetters
+from dualwrite.outbox.journal_drain import drainer_id
+from fixtures.broker import make_topic, wait_for_markers
+
+
+def test_an_id_is_recovered(scene: ConsoleScene, caplog: pytest.LogCaptureFixture) -> None:
+    name = scene.name("shop")
+    scene.crash(name)
+    browser = scene.client()
+    with caplog.at_level(logging.WARNING, "dualwrite.console"):
+        done = browser.act(f"/detail/{name}", "recover")
+    assert f"anna: recover {name}. {name}: the database had committed; Kafka&#39;s side is committed now." in done
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged[0] == f"anna asks to recover {name}"
+    assert logged[1].startswith(f"done for anna: recover {name}: ")
+    wait_for_markers(scene.servers)
+    assert scene.published(name) == [b"from the crashed writer"]
+    assert "Nothing: everything on this id is resolved." in browser.get(f"/detail/{name}")
+
+
+def test_an_id_that_was_claimed_since_the_page_was_read_is_left_alone(scene: ConsoleScene) -> None:
+    name = scene.name("shop")
+    scene.crash(name)
+    browser = scene.client()
+    fields = browser.form(f"/detail/{name}", "recover")
+    fence = scene.store.claim(name, "another process", timeout=10).fence
+    browser.send("recover", fields)
+    assert "Not done: The id is not as the page showed it" in browser.section("carried")
+    assert scene.row(name).fence == fence
+
+
+def test_lost_messages_are_published_again(scene: ConsoleScene) -> None:
+    name = scene.name("shop")
+    make_topic(scene.broker, f"{name}-events", 1)
+    scene.lose(name)
+    browser = scene.client()
+    done = browser.act(f"/detail/{name}", "publish")
+    assert "its messages are published again now" in done
+    wait_for_markers(scene.servers)
+    assert (scene.published(name), scene.row(name).lost) == ([b"from the crashed writer"], ())
+
+
+def test_only_what_the_page_has_shown_is_acknowledged(scene: ConsoleScene) -> None:
+    name = scene.name("shop")
+    lost = scene.lose(name).lost[0]
+    browser = scene.client()
+    fields = browser.form(f"/detail/{name}", "acknowledge")
+    browser.send("acknowledge", [(field, f"{value}0" if field == "entry" else value) for field, value in fields])
+    assert "There was nothing left." in browser.section("carried")
+    assert scene.row(name).lost == (lost,)
+    assert f"Acknowledged 1 transaction: LOST {lost.state}." in browser.act(f"/detail/{name}", "acknowledge")
+    assert scene.row(name).lost == ()
+
+
+def test_a_journal_is_published(scene: ConsoleScene) -> None:
+    prefix = scene.name("shop")
+    make_topic(scene.broker, f"{prefix}-events", 1)
+    scene.journal(prefix, "one", "two")
+    done = scene.client().act("/section/left", "drain")
+    assert "The journal is empty, and its gate is closed: it had 2 messages." in done
+    wait_for_markers(scene.servers)
+    assert scene.published(prefix) == [b"one", b"two"]
+    assert scene.row(drainer_id(prefix)).is_clean or not scene.row(drainer_id(prefix)).lost
+
+
+def test_dead_letters_are_replayed_or_dropped(scene: ConsoleScene) -> None:
+    topic = f"{scene.name('shop')}-events"
+    make_topic(scene.broker, topic, 1)
+    with scene.relay("not a topic!") as relay:
+        browser = scene.client(relays=[relay])
+        (letter,) = relay.dead_letters.oldest()
+        chosen = [*browser.form("/section/left", "replay"), ("letter", str(letter.id))]
+        assert "No dead letter is chosen." in _after(browser, "replay", browser.form("/section/left", "replay"))
+        assert "&#39;not a topic!&#39;" in _after(browser, "replay", chosen), "it is still not valid"
+        _correct(scene, topic)
+        assert "Published 1 dead letter." in _after(browser, "replay", chosen)
+        assert relay.dead_letters.count() == 0
+    with scene.relay("not a topic!") as relay:
+        browser = scene.client()
+        (letter,) = relay.dead_letters.oldest()
+        fields = [("token", _token(browser)), ("relay", relay.name), ("letter", str(letter.id))]
+        assert "pass the relay to console(relays=…)" in _after(browser, "replay", fields)
+        assert "Deleted 1 dead letter." in _after(browser, "drop", fields)
+        assert relay.dead_letters.count() == 0
+
+
+def test_the_dead_letters_of_a_journal(scene: ConsoleScene) -> None:
+    prefix = scene.name("shop")
+    scene.journal(prefix, "one", topic="not a topic!")
+    browser = scene.client()
+    browser.act("/section/left", "drain")
+    browser.until("left", f"<strong>{drainer_id(prefix)}</strong>: 1 dead letter")
+    letters = DeadLetters(scene.store, drainer_id(prefix))
+    fields = [*browser.form("/section/left", "replay"), ("letter", str(letters.oldest()[0].id))]
+    _correct(scene, f"{prefix}-events")
+    make_topic(scene.broker, f"{prefix}-events", 1)
+    assert "Published 1 dead letter." in _after(browser, "replay", fields)
+    wait_for_markers(scene.servers)
+    assert (letters.count(), scene.published(prefix)) == (0, [b"one"])
+
+
+def _correct(scene: ConsoleScene, topic: str) -> None:
+    engine = sa.create_engine(scene.url)
+    with engine.begin() as connection:
+        found = connection.execute(sa.text("SELECT source_row FROM dualwrite_dead_letter")).scalar_one()
+        text = found if isinstance(found, str) else bytes(found).decode()
+        changed = text.replace("not a topic!", topic)
+        connection.execute(sa.text("UPDATE dualwrite_dead_letter SET source_row = :row"), {"row": changed})
+    engine.dispose()
+
+
+def _token(browser: Browser) -> str:
+    return str(dict(browser.form("/section/left", "drop"))["token"])
+
+
+def _after(browser: Browser, action: str, fields: list[tuple[str, str]]) -> str:
+    assert browser.send(action, fields).status_code == 303
+    return str(browser.section("carried"))

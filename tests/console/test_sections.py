@@ -1,0 +1,146 @@
+"""What each section shows, on PostgreSQL and a real broker."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from confluent_kafka import Consumer
+
+import dualwrite
+from console.console_scene import Browser, ConsoleScene, series_of
+from dualwrite.console import sections
+from fixtures.broker import make_topic
+from fixtures.pace import until
+
+
+@pytest.fixture(autouse=True)
+def _young_transactions_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "LONGER", 0.0)
+
+
+def test_all_is_well(scene: ConsoleScene) -> None:
+    browser = scene.client()
+    assert "No consumer waits in" in browser.until("stuck", "No consumer waits in")
+    assert "No id is in use" in browser.section("ids")
+    assert "Nothing is lost or unverified, and there are no journals and no dead letters" in browser.section("left")
+    assert "All is well: 0 ids in use, nothing to recover." in browser.until("verdict", "All is well")
+    page = browser.get("/")
+    headings = ["All is well", "Stuck partitions", "Ids and leases", "Rates and durations", "Lost, unverified", "Doctor"]
+    places = [page.index(text, page.index("<main>")) for text in headings]
+    assert places == sorted(places), "in this order"
+
+
+def test_an_open_transaction_is_shown_with_its_groups_and_the_decision(scene: ConsoleScene) -> None:
+    name, group = scene.name("shop"), scene.name("billing")
+    make_topic(scene.broker, f"{name}-events", 1)
+    row = scene.crash(name)
+    with Consumer({"bootstrap.servers": scene.servers, "group.id": group, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.subscribe([f"{name}-events"])
+        while not consumer.assignment():
+            consumer.poll(0.1)
+        browser = scene.client()
+        stuck = browser.until("stuck", group)
+        assert f"<strong>{name}-events-0</strong>" in stuck
+        assert f"/id/{name}%23" in stuck
+        assert "commit: the database committed the transaction, and Kafka has it prepared" in stuck
+    assert name in browser.section("ids")
+    assert "open for" in browser.until("ids", "open for")
+    verdict = browser.until("verdict", "1 transaction waits.", "1 partition")
+    assert (f"/id/{name}" in verdict, group in verdict) == (True, True)
+    detail = browser.get(f"/detail/{name}")
+    assert "<strong>commit</strong>, because the database committed the transaction, and Kafka has it prepared" in detail
+    assert "began at Kafka" in detail
+    assert row.kafka_id(1) in detail
+    assert "<strong>commit</strong>" in browser.get(f"/detail/{row.kafka_id(1).replace('#', '%23')}"), "by the id at Kafka, too"
+
+
+def test_what_is_lost_and_unverified_and_in_a_journal(scene: ConsoleScene) -> None:
+    lost = scene.lose(scene.name("lost"))
+    scene.unverified(scene.name("old"), lost)
+    scene.journal(scene.name("shop"), "one", "two")
+    browser = scene.client()
+    left = browser.until("left", "unverified", "nobody")
+    assert f"{lost.lost[0].state}" in left
+    assert "with 2 messages to be published" in left
+    verdict = browser.until("verdict", "1 transaction lost, to publish again.", "1 transaction unverified")
+    assert "things to look at" in verdict
+    detail = browser.get(f"/detail/{lost.transactional_id}")
+    assert f"can be published again: 1 to {lost.transactional_id}-events-0 (from offset 0)" in detail
+
+
+def test_dead_letters(scene: ConsoleScene) -> None:
+    with scene.relay("not a topic!") as relay:
+        left = scene.client(relays=[relay]).until("left", "1 dead letter")
+        assert "InvalidMessageError" in left
+        assert "Publish the chosen again" in left
+        ids = re.findall(r'<input type="checkbox" id="([^"]+)" name="letter" value="1">', left)
+        assert ids == [f"{action}-{relay.name}-1" for action in ("replay", "drop")], "htmx must not reuse the box of another"
+    assert "does not know the layout" in scene.client().until("left", "1 dead letter")
+
+
+def test_rates_and_durations_of_a_pool(scene: ConsoleScene) -> None:
+    def unit(tx: dualwrite.Transaction) -> None:
+        tx.send(f"{prefix}-events", b"x")
+
+    prefix = scene.name("shop")
+    kafka = {"bootstrap.servers": scene.servers}
+    with dualwrite.create_pool(scene.store, prefix=prefix, kafka=kafka, size=1, lanes=1) as pool:
+        browser = scene.client(pool=pool)
+        for _ in range(3):
+            pool.run(unit)
+        rates = browser.section("rates")
+        assert "3 transactions committed" in rates
+        assert "Database commit" in rates
+        assert set(series_of(rates)) == {"time", "transactions", "units", "p50", "p99"}
+        assert f"{prefix}.1" in browser.until("ids", f"{prefix}.1")
+        detail = browser.get(f"/detail/{prefix}.1")
+        assert detail.count('<svg class="bar"') == 3
+        assert "committed" in detail
+
+
+def test_rates_without_a_process_are_those_of_the_rows(scene: ConsoleScene) -> None:
+    with dualwrite.connect(scene.store, settings=scene.settings, transactional_id=scene.name("shop")) as writer:
+        browser = scene.client()
+        browser.section("ids")
+        for number in range(3):
+            with writer.transaction() as tx:
+                tx.send(scene.name("shop"), str(number).encode())
+        rates: list[float | None] = []
+        while not any(rates):
+            rates = series_of(browser.section("rates"))["transactions"]
+    assert all(rate is not None and rate >= 0 for rate in rates)
+
+
+def test_the_doctor(scene: ConsoleScene) -> None:
+    doctor = scene.client(topics=[scene.name("missing")]).until("doctor", "Looked at")
+    assert scene.name("missing") in doctor
+    assert "Atomic, without a time limit" in doctor
+
+
+def test_an_id_that_the_database_does_not_have(scene: ConsoleScene) -> None:
+    assert "Not an id of this database" in scene.client().get("/detail/nobody")
+
+
+@pytest.mark.slow
+def test_a_broker_that_hangs(scene: ConsoleScene) -> None:
+    """What was read last stays, with the reason; the database's parts go on; it is read again when the broker answers."""
+    name = scene.name("shop")
+    scene.crash(name)
+    browser = scene.client()
+    browser.until("stuck", f"{name}-events-0")
+    scene.broker.pause()
+    try:
+        stuck = browser.until("stuck", "could not be read", f"{name}-events-0")
+        assert "What is shown is from" in stuck
+        assert "Nothing is lost or unverified" in browser.section("left")
+        assert name in browser.section("ids")
+        assert "Not read: partitions" in browser.until("verdict", "Not read: partitions")
+    finally:
+        scene.broker.resume()
+    browser.until("stuck", f"{name}-events-0", "Recovery would")
+    wait_until_read(browser)
+
+
+def wait_until_read(browser: Browser) -> None:
+    until(lambda: "could not be read" not in browser.section("stuck"), "the partitions are read again", pause=0.5)
