@@ -25,11 +25,14 @@ NOWHERE = {"bootstrap.servers": "127.0.0.1:19", "group.id": "billing"}  # an out
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 ABOUT_NOTHING = {
     "aio/coroutine_threads.py",  # a coroutine
+    "console/actions.py",  # what somebody asks for, in words
+    "console/watched.py",  # a section of the console
     "demo/worker.py",
     "devcluster/programs.py",
     "failpoints.py",
     "observability/buffered.py",  # an observer
     "observability/observers.py",
+    "observability/prometheus.py",
     "observability/tracing.py",  # the tracer
     "outages.py",  # Kafka or a database
     "pool/calls.py",  # a unit
