@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Headers, Message, MessagesProducer, TransactionalProducer, progress_of
-from dualwrite.kafka.messages import check_many, checked_message, checked_messages, header_list
+from dualwrite.kafka.messages import check_many, checked_message, checked_messages
 from dualwrite.observability import tracing
 from dualwrite.observability.tracing import UnitTrace
 from dualwrite.outages import DATABASE, Side
@@ -232,7 +232,9 @@ class OpenTransaction:
         if not self._may_send:
             self.check_fence()
         if tracing.tracer is not None:
-            headers = tracing.sent_headers(topic, headers)
+            message = checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+            (message,) = tracing.traced([message])
+            headers = message.headers
         self._producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
         hit("after_send")
 
@@ -248,7 +250,8 @@ class OpenTransaction:
         self._check()
         check_many(values, keys)
         if tracing.tracer is not None:
-            self.send_messages(traced_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
+            messages = list(checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
+            self.send_messages(tracing.traced(messages))
             return
         if not self._may_send:
             self.check_fence()
@@ -427,9 +430,10 @@ class UnitTransaction(OpenTransaction):
     ) -> None:
         """The message is checked now and sent after the unit: if the topic is missing, the unit fails then."""
         self._check()
+        message = checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
         if tracing.tracer is not None:
-            headers = tracing.sent_headers(topic, headers)
-        self.messages.append(checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp))
+            (message,) = tracing.traced([message])
+        self.messages.append(message)
 
     def send_many(
         self,
@@ -441,7 +445,8 @@ class UnitTransaction(OpenTransaction):
         timestamp: int | None = None,
     ) -> None:
         self._check()
-        self.messages += traced_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
+        messages = checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
+        self.messages += messages if tracing.tracer is None else tracing.traced(list(messages))
 
     def send_messages(self, messages: Iterable[Message]) -> None:
         """The messages are kept with the unit's other messages."""
@@ -473,23 +478,6 @@ class UnitTransaction(OpenTransaction):
         self.end()
         self._is_undone = True
         self._store_transaction.undo_unit(error)
-
-
-def traced_messages(
-    topic: str,
-    values: Iterable[bytes | str | None],
-    *,
-    keys: Iterable[bytes | str | None] | None,
-    partition: int | None,
-    timestamp: int | None,
-) -> Iterable[Message]:
-    """The messages of a `send_many`, with the headers of one trace if there is a tracer; see `checked_messages`."""
-    messages = checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
-    if tracing.tracer is None:
-        return messages
-    listed = list(messages)
-    headers = header_list(tracing.sent_headers(topic, None, len(listed)))
-    return [message._replace(headers=headers) for message in listed]
 
 
 def forked(what: str, made_in: int, transactional_id: str) -> UsageError:

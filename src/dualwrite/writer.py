@@ -297,7 +297,7 @@ class DualWriter(Generic[H]):
         return self._transaction_of(_traced, is_group=False, at_once=True)
 
     def group_transaction(self, *, is_group: bool) -> AbstractContextManager[OpenTransaction]:
-        """Like `transaction`, for a pool.
+        """Like `transaction`, for a pool or a relay; without a trace: units have theirs, and rows that of their headers.
 
         Args:
             is_group: There are several units: the block begins with `begin_units` or `begin_unit`.

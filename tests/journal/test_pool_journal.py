@@ -30,10 +30,11 @@ from dualwrite.observability import (
     observing,
 )
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
-from fixtures.broker import read_values
+from fixtures.broker import read_topic, read_values
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
 from journal.journal_scene import gate_of, journal_pool, until_closed
+from observability.recorded_spans import recording, traceparent
 from pool.pool_scene import both, psycopg_store
 
 
@@ -82,6 +83,20 @@ def test_units_go_on_while_the_broker_is_down(scene: Scene, own_broker: DevClust
     ]
     assert sum(event.rows for event in events if isinstance(event, RowsRelayed)) == 15
     assert [event.outcome for event in events if isinstance(event, TransactionCommitted)].count("journaled") == 15
+
+
+@pytest.mark.slow
+def test_a_message_in_the_journal_keeps_its_trace(scene: Scene, own_broker: DevCluster) -> None:
+    with recording() as spans, journal_pool(scene) as pool:
+        own_broker.kill(1)
+        pool.run(both, scene, 0)
+        own_broker.start(1, timeout=LIMIT)
+        until_closed(pool, scene)
+    unit, sent = spans.named("both")[-1], spans.named(f"send {scene.topic}")[-1]
+    assert spans.children(unit) == ["commit database", f"send {scene.topic}"]
+    assert (unit.attributes or {})["dualwrite.outcome"] == "journaled"
+    (message,) = read_topic(scene.bootstrap, scene.topic)
+    assert message.headers() == [("traceparent", traceparent(sent))]
 
 
 @pytest.mark.slow

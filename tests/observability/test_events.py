@@ -13,7 +13,7 @@ import pytest
 import dualwrite
 from crash.scene import Scene
 from crash.worker import timeouts
-from dualwrite import ConfigurationError, DualWriter, StoreCommitFailedError, Transaction
+from dualwrite import BrokerUnavailableError, ConfigurationError, DualWriter, StoreCommitFailedError, Transaction
 from dualwrite.observability import (
     READINGS,
     Buffered,
@@ -26,6 +26,7 @@ from dualwrite.observability import (
     TransactionBegun,
     TransactionCommitted,
     TransactionEvent,
+    TransactionInDoubt,
     TransactionRecovered,
     TransactionRolledBack,
     UnitEnded,
@@ -84,6 +85,33 @@ def test_decided_transactions_end_when_kafka_has_confirmed(scene: Scene, events:
         with writer.transaction() as tx:
             both(tx, scene, 2)
     assert kinds(events) == [*COMMITTED[:-1], TransactionCommitted, *COMMITTED]
+    assert scene.agree() == [1, 2]
+
+
+def test_an_interrupt_after_the_request_changes_nothing(scene: Scene, events: list[Event]) -> None:
+    cut = failpoints.armed("decided_after_request", raises(KeyboardInterrupt()))
+    with open_writer(scene, acknowledge="decided") as writer:
+        with cut, suppress(KeyboardInterrupt), writer.transaction() as tx:
+            both(tx, scene, 1)
+        assert kinds(events) == COMMITTED[:-1]
+    assert kinds(events) == COMMITTED
+    assert scene.agree() == [1]
+
+
+def test_a_commit_that_kafka_does_not_confirm_is_reported_in_doubt(
+    scene: Scene, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(**_: Any) -> None:
+        raise BrokerUnavailableError("silent")
+
+    with open_writer(scene, acknowledge="decided") as writer:
+        with writer.transaction() as tx:
+            both(tx, scene, 1)
+        monkeypatch.setattr(next(iter(writer._lanes)).ownership.producer, "commit_transaction", silent)
+        with writer.transaction() as tx:
+            both(tx, scene, 2)
+    assert kinds(events) == [*COMMITTED[:-1], TransactionInDoubt, *COMMITTED]
+    assert [event.outcome for event in events if isinstance(event, TransactionRecovered)]
     assert scene.agree() == [1, 2]
 
 
@@ -177,8 +205,8 @@ def test_an_observer_that_fails_is_logged_once_and_the_work_goes_on(scene: Scene
 class FailingTracer:
     """Fails wherever it can."""
 
-    def unit(self, name: str, transactional_id: str, number: int) -> Any:
-        del name, transactional_id, number
+    def unit(self, name: str, transactional_id: str, number: int, waited: float) -> Any:
+        del name, transactional_id, number, waited
         return self
 
     @contextmanager
@@ -189,8 +217,8 @@ class FailingTracer:
     def end(self, error: BaseException | None) -> None:
         raise RuntimeError("end") from error
 
-    def sending(self, topic: str, headers: Any, messages: int) -> Any:
-        raise RuntimeError(f"sending {messages} to {topic} with {headers}")
+    def sending(self, messages: Any) -> Any:
+        raise RuntimeError(f"sending {messages}")
 
     def processing(self, group_id: str | None, messages: Any) -> Any:
         raise RuntimeError(f"processing {messages} of {group_id}")

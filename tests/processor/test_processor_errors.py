@@ -44,7 +44,7 @@ class Base(DeclarativeBase):
 class Checked(Base):
     """A table that refuses some rows: at the INSERT, and at COMMIT."""
 
-    __tablename__ = "checked"
+    __tablename__ = "checked_numbers"
     id: Mapped[int] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(sa.CheckConstraint(f"number <> {BAD}"))
     once: Mapped[str | None] = mapped_column(sa.String(100))

@@ -278,7 +278,7 @@ PROMISES: Final = (
     Removal(
         "a writer does not close an engine of the user",
         "stores/sql/sql_store.py",
-        "        if self._owns_engine:\n            self._engine.dispose()",
+        "        if self._owns_engine:\n            close_engine(self._engine)",
         "        self._engine.dispose()",
         ("writer/test_connect.py::test_an_engine_of_the_user_stays_open",),
     ),
@@ -895,35 +895,35 @@ PROMISES: Final = (
         "recipe/lanes.py",
         "        if self._acquisition.are_acquired:\n            for lane",
         "        if self._acquisition.are_claimed:\n            for lane",
-        ("journal/test_starts.py::test_lanes_that_the_new_writer_does_not_use_are_recovered",),
+        ("journal/test_journal_starts.py::test_lanes_that_the_new_writer_does_not_use_are_recovered",),
     ),
     Removal(
         "a claim without Kafka whose answer was lost is repeated before the next transaction",
         "recipe/lanes.py",
         "if not self._acquisition.are_claimed:",
         "if not self._acquisition:",
-        ("journal/test_starts.py::test_a_claim_without_an_answer_is_repeated",),
+        ("journal/test_journal_starts.py::test_a_claim_without_an_answer_is_repeated",),
     ),
     Removal(
         "lanes that were claimed without Kafka raise for lost transactions as opening would",
         "recipe/lanes.py",
         "acquire(only_if_ours=True, on_lost=self._on_lost)",
         'acquire(only_if_ours=True, on_lost="report")',
-        ("journal/test_starts.py::test_lost_transactions_are_found_when_the_cluster_answers",),
+        ("journal/test_journal_starts.py::test_lost_transactions_are_found_when_the_cluster_answers",),
     ),
     Removal(
         "closing recovers nothing while Kafka is down, if there is a journal",
         "recipe/lane.py",
         "if self._journal is not None and self._journal.is_lost:  # its callers know what became of their units",
         "if self._journal is not None and not self._journal:",
-        ("journal/test_starts.py::test_a_writer_that_is_closed_leaves_its_journal_to_the_next",),
+        ("journal/test_journal_starts.py::test_a_writer_that_is_closed_leaves_its_journal_to_the_next",),
     ),
     Removal(
         "a start does not wait for Kafka",
         "opening.py",
         "coordinator.cluster_id(timeout=min(limit, SWITCH_AFTER))",
         "coordinator.cluster_id(timeout=limit)",
-        ("journal/test_starts.py::test_a_writer_that_is_closed_leaves_its_journal_to_the_next",),
+        ("journal/test_journal_starts.py::test_a_writer_that_is_closed_leaves_its_journal_to_the_next",),
         hangs=True,
     ),
     Removal(
@@ -931,21 +931,21 @@ PROMISES: Final = (
         "recipe/journaling.py",
         "if isinstance(error, StoreError | JournalFullError) or not is_no_answer(error):",
         "if isinstance(error, StoreError | JournalFullError):",
-        ("journal/test_starts.py::test_wrong_credentials_are_no_outage",),
+        ("journal/test_journal_starts.py::test_wrong_credentials_are_no_outage",),
     ),
     Removal(
         "a journal is drained only on the cluster of its ids",
         "opening.py",
         "        check_cluster(store, coordinator, _rows_of(store, journal.prefix))  # a start could not do it\n",
         "",
-        ("journal/test_starts.py::test_a_journal_is_not_drained_into_another_cluster",),
+        ("journal/test_journal_starts.py::test_a_journal_is_not_drained_into_another_cluster",),
     ),
     Removal(
         "a pool with a journal does not look for ids of dead processes while Kafka is down",
         "pool/upkeep.py",
         "        if self._kafka_is_lost():  # they can't be recovered now, and the pool has a journal\n            return\n",
         "",
-        ("journal/test_starts.py::test_a_pool_warns_once_and_recovers_ids_of_dead_processes_later",),
+        ("journal/test_journal_starts.py::test_a_pool_warns_once_and_recovers_ids_of_dead_processes_later",),
         hangs=True,
     ),
     Removal(
@@ -1072,14 +1072,11 @@ PROMISES: Final = (
     ),
     # --- metrics and probes ---------------------------------------------------------------------------------------------------
     Removal(
-        "a scrape is answered while a side does not answer",
+        "a check is answered while a side does not answer",
         "observability/in_thread.py",
         "self._thread.join(deadline.left)",
         "self._thread.join()",
-        (
-            "cli/test_metrics_command.py::test_a_side_that_does_not_answer_is_down_and_the_scrape_is_answered",
-            "observability/test_checks.py::test_what_does_not_answer_is_asked_once",
-        ),
+        ("observability/test_checks.py::test_what_does_not_answer_is_asked_once",),
     ),
     Removal(
         "a pool with a journal is ready while Kafka is down",
@@ -1094,6 +1091,60 @@ PROMISES: Final = (
         "began = self.active_at = time.monotonic()",
         "began = time.monotonic()",
         ("observability/test_checks.py::test_a_batch_that_is_tried_again_goes_on",),
+    ),
+    # --- traces ---------------------------------------------------------------------------------------------------------------
+    Removal(
+        "a message's own header is not replaced by a tracer",
+        "observability/tracing.py",
+        "for name, content in added if name not in names)]",
+        "for name, content in added)]",
+        ("observability/test_traces.py::test_headers_that_the_user_has_given_stay",),
+    ),
+    Removal(
+        "a message stays in the trace that its own headers name",
+        "observability/otel_messages.py",
+        "        if own is not None:\n            return []\n",
+        "",
+        ("observability/test_traces.py::test_headers_that_the_user_has_given_stay",),
+    ),
+    Removal(
+        "an error of a tracer does not reach the work",
+        "observability/tracing.py",
+        "    except Exception:\n        if not _has_failed:\n            _has_failed = True\n            log.exception(",
+        "    except Exception:\n        if True:\n            raise\n            log.exception(",
+        (
+            "observability/test_events.py::test_a_tracer_that_fails_is_logged_once_and_the_work_goes_on",
+            "observability/test_traces.py::test_a_tracer_that_fails_never_fails_the_work",
+        ),
+    ),
+    Removal(
+        "a unit that is undone has no commit in its trace",
+        "pool/group.py",
+        "                call.undone(error if refused is None else None)\n",
+        "",
+        ("observability/test_traces.py::test_a_unit_that_fails_in_a_group_is_the_only_one_rolled_back",),
+    ),
+    Removal(
+        "auto-instrumentation adds no second header to a message of librdkafka's producer",
+        "kafka/librdkafka/librdkafka_producer.py",
+        "from confluent_kafka.cimpl import Producer",
+        "from confluent_kafka import Producer",
+        ("observability/test_traces.py::test_auto_instrumentation_of_confluent_kafka_adds_no_second_span_or_header",),
+    ),
+    Removal(
+        "a commit that Kafka has not confirmed is reported in doubt",
+        "recipe/lane.py",
+        "            if self.report is not None:\n                self.report.failed(error, is_in_doubt=True)\n"
+        "            self.advance(Event.BROKEN)\n        if self.phase in MUST_RECOVER",
+        "            self.advance(Event.BROKEN)\n        if self.phase in MUST_RECOVER",
+        ("observability/test_events.py::test_a_commit_that_kafka_does_not_confirm_is_reported_in_doubt",),
+    ),
+    Removal(
+        "an interrupt after the request of Kafka's commit does not report a rollback",
+        "recipe/lane.py",
+        "if self.report is not None and self.phase is not Phase.CONFIRMING:",
+        "if self.report is not None:",
+        ("observability/test_events.py::test_an_interrupt_after_the_request_changes_nothing",),
     ),
     # --- the kit for users' tests ---------------------------------------------------------------------------------------------
     Removal(

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dualwrite.kafka.base import Headers, Message
-from dualwrite.kafka.messages import checked_message
+from dualwrite.kafka.messages import checked_message, checked_messages
 from dualwrite.observability import tracing
 from dualwrite.state import PreparedTxnState
-from dualwrite.transaction import Outcome, Transaction, opened, traced_messages
+from dualwrite.transaction import Outcome, Transaction, opened
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
@@ -110,9 +110,9 @@ class AsyncTransaction(Generic[A]):
             WriterClosedError: The unit or the block has ended.
         """
         self._thread.check()
-        if tracing.tracer is not None:
-            headers = tracing.sent_headers(topic, headers)
         message = checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        if tracing.tracer is not None:
+            (message,) = tracing.traced([message])
         self._unsent.append(message)
 
     def send_many(
@@ -129,8 +129,8 @@ class AsyncTransaction(Generic[A]):
         If one of them is invalid, none is sent.
         """
         self._thread.check()
-        messages = list(traced_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
-        self._unsent.extend(messages)
+        messages = list(checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
+        self._unsent.extend(tracing.traced(messages))
 
     async def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Commit a consumer's positions in the transaction; see `Transaction.send_offsets`. Not in a unit of `run`."""

@@ -36,7 +36,7 @@ from dualwrite.observability.events import (
 )
 from dualwrite.observability.observers import Observer, add_observer, observing, remove_observer
 from dualwrite.observability.readings import READINGS, Reading, current_readings
-from dualwrite.observability.tracing import Tracer, UnitTrace, set_tracer
+from dualwrite.observability.tracing import SentMessage, Tracer, UndoneError, UnitTrace, set_tracer
 
 __all__ = [
     "READINGS",
@@ -59,6 +59,7 @@ __all__ = [
     "OutageEnded",
     "Reading",
     "RowsRelayed",
+    "SentMessage",
     "StateRecorded",
     "Steps",
     "TaskPrepared",
@@ -70,6 +71,7 @@ __all__ = [
     "TransactionLost",
     "TransactionRecovered",
     "TransactionRolledBack",
+    "UndoneError",
     "UnitEnded",
     "UnitTrace",
     "add_observer",

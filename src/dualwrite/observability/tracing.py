@@ -8,19 +8,37 @@ exception, that is logged once, and the work goes on without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 log: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
+
+class SentMessage(Protocol):
+    """A message that is about to be sent; its headers are those that the user has given."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
+    @property
+    def partition(self) -> int | None: ...
+
+    def _replace(self, *, headers: list[tuple[str, bytes | None]] | None = ...) -> Self: ...
+
+
+M = TypeVar("M", bound=SentMessage)
 
 
 class UnitTrace(Protocol):
-    """The trace of one unit, or of one block of a writer. A unit that runs again has another trace."""
+    """The trace of one run of a unit, or of one block of a writer. A unit that runs again has another trace."""
 
     def current(self) -> AbstractContextManager[object]:
         """A block in which the user's code runs, in its context: whatever it traces belongs to the unit.
@@ -29,36 +47,44 @@ class UnitTrace(Protocol):
         """
 
     def end(self, error: BaseException | None) -> None:
-        """The unit's outcome is known: `error` is what its caller gets, None if it has committed."""
+        """The outcome is known; called once.
+
+        Args:
+            error: What the caller gets, None if the unit has committed. If it runs again: why it was undone, UndoneError if
+                that was because of others.
+        """
 
 
 class Tracer(Protocol):
     """Makes spans; `set_tracer` installs one."""
 
-    def unit(self, name: str, transactional_id: str, number: int) -> UnitTrace:
-        """Begin the trace of a unit.
+    def unit(self, name: str, transactional_id: str, number: int, waited: float) -> UnitTrace:
+        """Begin the trace of a unit, in the context of its caller.
 
         Args:
             name: The name of the unit's function, or "transaction".
             transactional_id: The writer's logical id.
             number: The number of its transaction in the events; several units of a group have the same.
+            waited: Seconds since its caller has called the pool; 0 for a block.
         """
 
-    def sending(self, topic: str, headers: Headers | None, messages: int) -> Headers | None:
-        """The headers for a message that is about to be sent in the current context, or for several equal ones.
+    def sending(self, messages: Sequence[SentMessage]) -> Sequence[tuple[str, bytes]]:
+        """Headers for messages that are about to be sent to one topic, in the current context.
 
         Args:
-            topic: The topic.
-            headers: The message's own headers.
-            messages: The number of messages that get these headers.
+            messages: The one of a `send`, or those of a `send_many`, which have no headers.
+
+        Returns:
+            What each of them gets in addition to its own headers. A header that it has already is not added.
         """
 
     def processing(self, group_id: str | None, messages: Sequence[Any]) -> AbstractContextManager[object]:
-        """A context manager around the processing of consumed messages.
+        """A context manager around an attempt to process consumed messages, which ends with their commit.
 
         Args:
-            group_id: The consumer group; None for a single message of a batch whose processing has begun.
-            messages: The messages: each has `topic()`, `partition()`, `offset()` and `headers()`, as in confluent-kafka.
+            group_id: The consumer group; None for a single message of a batch, inside the block of the batch.
+            messages: The messages: each has `topic()`, `partition()`, `offset()`, `key()`, `value()` and `headers()`, as in
+                confluent-kafka.
         """
 
 
@@ -96,20 +122,23 @@ class _GuardedTrace:
 
     def __init__(self, trace: UnitTrace) -> None:
         self._trace = trace
+        self._has_ended = False
 
     def current(self) -> AbstractContextManager[object]:
-        return _block(self._trace.current)
+        return _block(lambda: self._trace.current())  # noqa: PLW0108  (reading the attribute may fail, too)
 
     def end(self, error: BaseException | None) -> None:
-        _guarded(lambda: self._trace.end(error), None)
+        if not self._has_ended:
+            self._has_ended = True
+            _guarded(lambda: self._trace.end(error), None)
 
 
-def unit_trace(name: str, transactional_id: str, number: int) -> UnitTrace:
-    """The trace of a unit that is about to run; one that does nothing if there is no tracer."""
+def unit_trace(name: str, transactional_id: str, number: int, waited: float = 0.0) -> UnitTrace:
+    """The trace of a unit that is about to run; one that does nothing if there is no tracer. It may be ended repeatedly."""
     if tracer is None:
         return NO_TRACE
     current = tracer
-    trace = _guarded(lambda: current.unit(name, transactional_id, number), None)
+    trace = _guarded(lambda: current.unit(name, transactional_id, number, waited), None)
     return NO_TRACE if trace is None else _GuardedTrace(trace)
 
 
@@ -123,10 +152,28 @@ def ending(trace: UnitTrace) -> Iterator[None]:
         raise
 
 
-def sent_headers(topic: str, headers: Headers | None, messages: int = 1) -> Headers | None:
-    """The headers with which a message is sent, if there is a tracer."""
+def traced(messages: list[M]) -> list[M]:
+    """The messages of one call of `send` or `send_many` as they are sent: with the headers of their trace."""
     current = tracer
-    return headers if current is None else _guarded(lambda: current.sending(topic, headers, messages), headers)
+    if current is None or not messages:
+        return messages
+    return _guarded(lambda: [_with(message, added) for added in [current.sending(messages)] for message in messages], messages)
+
+
+def _with(message: M, added: Sequence[tuple[str, bytes]]) -> M:
+    """A message with more headers, unless it has them."""
+    if not added:
+        return message
+    own = message.headers or []
+    names = {name for name, _ in own}
+    headers: list[tuple[str, bytes | None]] = [*own, *((name, _bytes(content)) for name, content in added if name not in names)]
+    return message._replace(headers=headers)
+
+
+def _bytes(content: object) -> bytes:
+    if not isinstance(content, bytes):
+        raise TypeError(f"a tracer must return bytes for headers, not {type(content).__name__}")
+    return content
 
 
 def processing(group_id: str, messages: Sequence[Any]) -> AbstractContextManager[object]:
@@ -150,7 +197,7 @@ def _block(make: Callable[[], AbstractContextManager[object]]) -> Iterator[None]
     if span is None:
         yield
         return
-    _guarded(span.__enter__, None)
+    _guarded(lambda: span.__enter__(), None)  # noqa: PLW0108  (as above)
     try:
         yield
     except BaseException as error:

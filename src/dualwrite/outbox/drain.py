@@ -22,7 +22,7 @@ from dualwrite.settings import check_count
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
-from dualwrite.transaction import OpenTransaction, opened
+from dualwrite.transaction import OpenTransaction
 from dualwrite.writer import DualWriter
 
 log = SubjectLogger(__name__)
@@ -149,8 +149,7 @@ class Drain:
                     return self._done(batch, Turn(dead=1), began)
 
     def _transaction(self, batch: _Batch) -> Turn:
-        with self._writer.transaction() as tx:
-            begun = opened(tx)
+        with self._writer.group_transaction(is_group=False) as begun:
             with own_statements(begun) as connection:
                 batch.read(connection, self._search.limit(self._most), self._options.size)
                 if self._dead_letters is None:
@@ -203,7 +202,7 @@ class Drain:
     def _set_aside(self, row: Any, error: DualWriteError) -> bool:
         """Move the row to the dead letters, if it still is the first one; return whether it was."""
         assert self._dead_letters is not None
-        with self._writer.transaction() as tx, own_statements(opened(tx)) as connection:
+        with self._writer.group_transaction(is_group=False) as begun, own_statements(begun) as connection:
             rows = self._source.read(connection, 1)
             if not rows or self._source.identify(rows[0]) != self._source.identify(row):
                 return False
@@ -304,8 +303,7 @@ def replay(
             published.
         DualWriteError: As for `DualWriter.transaction`.
     """
-    with writer.transaction() as tx:
-        begun = opened(tx)
+    with writer.group_transaction(is_group=False) as begun:
         with own_statements(begun) as connection:
             taken = letters.taken(connection, ids)
         if messages := [message_of(each.row) for each in taken]:

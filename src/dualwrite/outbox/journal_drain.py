@@ -31,7 +31,6 @@ from dualwrite.stores.sql.sql_journal import (
     lock_gate,
 )
 from dualwrite.stores.sql.tables import JOURNAL_TABLE_NAME
-from dualwrite.transaction import opened
 from dualwrite.writer import DualWriter
 
 _FEW: Final = 500
@@ -214,8 +213,7 @@ class JournalDrain:
 
         Under two-phase commit it publishes the last entries as well: Kafka can't abort them any more, and they are in the log.
         """
-        with self._writer.transaction() as tx:
-            begun = opened(tx)
+        with self._writer.group_transaction(is_group=False) as begun:
             with own_statements(begun) as connection:
                 epoch = lock_gate(connection, self._prefix)
                 rows = self._source.read(connection, _FEW)
@@ -225,6 +223,7 @@ class JournalDrain:
                 return False
             if rows:
                 begun.send_messages([message for row in rows for message in self._source.messages(row)])
+            hit("journal_before_close")
             with own_statements(begun) as connection:
                 self._source.remove(connection, rows)
                 return close_gate(connection, self._prefix, epoch, self._owner)

@@ -126,11 +126,17 @@ class Call:
 
     def _run_traced(self, transaction: UnitTransaction) -> Any:
         """Run the unit in a trace of its own, which belongs to the caller's."""
-        if self._trace is not None:
-            self._trace.end(self._error or UndoneError())
-        self._trace = transaction.trace = tracing.unit_trace(self.name, transaction.transactional_id, transaction.number)
+        self.undone()
+        waited = (self._began_at or time.monotonic()) - self.created
+        self._trace = tracing.unit_trace(self.name, transaction.transactional_id, transaction.number, waited)
+        transaction.trace = self._trace
         with self._trace.current():
             return self.unit(Transaction(transaction), *self._args, **self._kwargs)
+
+    def undone(self, error: BaseException | None = None) -> None:
+        """What the unit has done is undone, because of its error or because of others: end the trace of this run."""
+        if self._trace is not None:
+            self._trace.end(error or UndoneError())
 
     def failed(self, error: BaseException) -> None:
         """Record the error that the unit raised; the unit was undone."""

@@ -339,6 +339,8 @@ class Group:
             whole.end_units()
         except BaseException as error:  # noqa: BLE001  (the unit runs again, by itself)
             log.debug("%d units are run again, one of them has failed: %r", len(self._calls), error, **self._fields)
+            for call in self._calls:
+                call.undone(error if call is running and whole.refused is None else None)
             if whole.refused is not None and running is not None:
                 self._set_aside(running, whole.refused)
             whole.undo_units(error)
@@ -357,6 +359,7 @@ class Group:
             except BaseException as error:  # noqa: BLE001  (it is delivered to the caller)
                 refused = whole.refused
                 unit.undo_unit(error)
+                call.undone(error if refused is None else None)
                 if refused is not None:
                     self._set_aside(call, refused)
                 elif not self._runs_again(call, error):

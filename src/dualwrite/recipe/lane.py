@@ -323,6 +323,8 @@ class Lane(WriterState):
                 error,
                 transactional_id=self.id,
             )
+            if self.report is not None:
+                self.report.failed(error, is_in_doubt=True)
             self.advance(Event.BROKEN)
         if self.phase in MUST_RECOVER or self.ownership.producer_must_be_replaced:  # rule F9
             self.recover()
@@ -352,7 +354,7 @@ class Lane(WriterState):
         try:
             self._handle_error(error)
         except BaseException as raised:
-            if self.report is not None:
+            if self.report is not None and self.phase is not Phase.CONFIRMING:  # then it has committed: `confirm` reports it
                 self.report.failed(raised, is_in_doubt=self.phase is Phase.IN_DOUBT)
             raise
 
@@ -568,6 +570,8 @@ class Lane(WriterState):
                 error,
                 transactional_id=self.id,
             )
+            if self.report is not None:
+                self.report.failed(error, is_in_doubt=True)
             self.advance(Event.BROKEN)
         phase, uncertain = self.phase, self.ownership.producer_must_be_replaced
         try:

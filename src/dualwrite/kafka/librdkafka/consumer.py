@@ -17,12 +17,12 @@ from confluent_kafka import (
     OFFSET_END,
     OFFSET_INVALID,
     OFFSET_STORED,
-    Consumer,
     KafkaError,
     KafkaException,
     Message,
     TopicPartition,
 )
+from confluent_kafka.cimpl import Consumer  # the package's one may be auto-instrumented, and make spans of its own
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.librdkafka.group_offsets import Batch, BrokerOffsets, MonitorOffsets, Partition, partition_of

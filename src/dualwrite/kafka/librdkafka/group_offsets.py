@@ -9,7 +9,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.cimpl import Consumer  # the package's one may be auto-instrumented
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, with_own_lines

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.cimpl import Producer  # the package's one may be auto-instrumented, and add headers a second time
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import (
