@@ -1077,6 +1077,7 @@ PROMISES: Final = (
         "self._thread.join(deadline.left)",
         "self._thread.join()",
         ("observability/test_checks.py::test_what_does_not_answer_is_asked_once",),
+        hangs=True,
     ),
     Removal(
         "a pool with a journal is ready while Kafka is down",
