@@ -1003,15 +1003,15 @@ PROMISES: Final = (
     ),
     Removal(
         "`dualwrite journal drain` leaves a journal to the process that publishes it",
-        "cli/journal.py",
+        "relay/journal_by_hand.py",
         "    if lease.is_ours():\n        return\n",
         "    if lease.is_ours() or lease:\n        return\n",
         ("journal/test_journal_command.py::test_a_journal_that_another_process_publishes_is_left_to_it",),
     ),
     Removal(
         "`dualwrite journal drain` publishes all that is left behind a closed gate",
-        "cli/journal.py",
-        "while work.step() or journal.gates(prefix, counts=True)[0].entries:",
+        "relay/journal_by_hand.py",
+        "while work.step() or of_sql.journal.gates(prefix, counts=True)[0].entries:",
         "while work.step():",
         ("journal/test_journal_command.py::test_messages_behind_a_closed_gate_are_found_and_published",),
     ),
@@ -1024,9 +1024,9 @@ PROMISES: Final = (
     ),
     Removal(
         "status says which lost transactions can't be published again",
-        "cli/status.py",
-        "found_in_log(coordinator, entry, found.cluster_id).missing:",
-        "found_in_log(coordinator, entry, found.cluster_id).messages < 0:",
+        "diagnosis/ids.py",
+        "found_in_log(coordinator, entry, self.cluster_id).missing:",
+        "found_in_log(coordinator, entry, self.cluster_id).messages < 0:",
         ("cli/test_repair_guards.py::test_status_says_whether_the_messages_of_a_lost_transaction_can_be_published_again",),
     ),
     Removal(
