@@ -20,7 +20,7 @@ from dualwrite.processor.dead_letter_topic import DeadLetterTopic
 from dualwrite.processor.dead_letters import REPLAYED_FOR
 from fixtures.broker import make_topic, read_topic
 from fixtures.command import output_of
-from fixtures.pace import until
+from fixtures.pace import until, until_recorded
 
 BAD = (3, 6, 9)
 
@@ -55,7 +55,7 @@ def failed(scene: ProcessorScene, dead: str) -> Iterator[tuple[Service, DeadLett
     topic = DeadLetterTopic(dead, scene.broker.bootstrap_servers)
     scene.produce(range(12))
     with scene.running(service.handle, attempts=2, dead_letter_topic=dead) as running:
-        until(lambda: len(read_topic(scene.broker.bootstrap_servers, dead)) == len(BAD), "the dead letters")
+        until_recorded(lambda: [int(each.value()) for each in read_topic(scene.broker.bootstrap_servers, dead)], BAD)
         yield service, topic, running
 
 

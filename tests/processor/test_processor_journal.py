@@ -131,7 +131,7 @@ def test_an_outage_that_another_process_has_noticed_is_blamed_on_no_message(
     def handle(message: Any, tx: Transaction[Any]) -> None:
         scene.add_link(message, tx)
         if int(message.value()) == COUNT // 3 and not opened:
-            opened.append(scene.store.journal.open(scene.prefix, "another process"))
+            opened.append(scene.store.journal.open(scene.prefix, "another process", JournalLimits()))
 
     options = {"batch": 1, "attempts": 1, "dead_letter_topic": dead}
     with scene.pool() as pool, scene.running(handle, runner=pool, **options):

@@ -639,8 +639,8 @@ PROMISES: Final = (
         "            if needs is Role.OPERATOR and role is not Role.OPERATOR:\n",
         "            if needs is Role.OPERATOR and role is None:\n",
         (
-            "console/test_security.py::test_a_mounted_console_is_read_only_by_default",
-            "console/test_security.py::test_authorize_decides",
+            "console/test_console_security.py::test_a_mounted_console_is_read_only_by_default",
+            "console/test_console_security.py::test_authorize_decides",
         ),
     ),
     Removal(
@@ -648,21 +648,21 @@ PROMISES: Final = (
         "console/access.py",
         '    elif origin not in origins and urlsplit(origin).netloc != request.headers.get("host"):\n',
         '    elif origin not in origins and not request.headers.get("host"):\n',
-        ("console/test_security.py::test_a_form_of_another_page_is_refused",),
+        ("console/test_console_security.py::test_a_form_of_another_page_is_refused",),
     ),
     Removal(
         "a form has the token of its browser",
         "console/access.py",
         "    if not cookie or not _same(cookie, given):\n",
         "    if cookie is None:\n",
-        ("console/test_security.py::test_a_form_needs_the_token_of_its_browser",),
+        ("console/test_console_security.py::test_a_form_needs_the_token_of_its_browser",),
     ),
     Removal(
         "names are escaped",
         "console/pages.py",
         "autoescape=True",
         "autoescape=False",
-        ("console/test_security.py::test_names_are_escaped",),
+        ("console/test_console_security.py::test_names_are_escaped",),
     ),
     Removal(
         "an id that was claimed since the page was read is left alone",
@@ -1122,14 +1122,14 @@ PROMISES: Final = (
         "observability/tracing.py",
         "for name, content in added if name not in names)]",
         "for name, content in added)]",
-        ("observability/test_traces.py::test_headers_that_the_user_has_given_stay",),
+        ("observability/test_otel_traces.py::test_headers_that_the_user_has_given_stay",),
     ),
     Removal(
         "a message stays in the trace that its own headers name",
         "observability/otel_messages.py",
         "        if own is not None:\n            return []\n",
         "",
-        ("observability/test_traces.py::test_headers_that_the_user_has_given_stay",),
+        ("observability/test_otel_traces.py::test_headers_that_the_user_has_given_stay",),
     ),
     Removal(
         "an error of a tracer does not reach the work",
@@ -1138,7 +1138,7 @@ PROMISES: Final = (
         "    except Exception:\n        if True:\n            raise\n            log.exception(",
         (
             "observability/test_events.py::test_a_tracer_that_fails_is_logged_once_and_the_work_goes_on",
-            "observability/test_traces.py::test_a_tracer_that_fails_never_fails_the_work",
+            "observability/test_otel_traces.py::test_a_tracer_that_fails_never_fails_the_work",
         ),
     ),
     Removal(
@@ -1146,14 +1146,14 @@ PROMISES: Final = (
         "pool/group.py",
         "                call.undone(error if refused is None else None)\n",
         "",
-        ("observability/test_traces.py::test_a_unit_that_fails_in_a_group_is_the_only_one_rolled_back",),
+        ("observability/test_otel_traces.py::test_a_unit_that_fails_in_a_group_is_the_only_one_rolled_back",),
     ),
     Removal(
         "auto-instrumentation adds no second header to a message of librdkafka's producer",
         "kafka/librdkafka/librdkafka_producer.py",
         "from confluent_kafka.cimpl import Producer",
         "from confluent_kafka import Producer",
-        ("observability/test_traces.py::test_auto_instrumentation_of_confluent_kafka_adds_no_second_span_or_header",),
+        ("observability/test_otel_traces.py::test_auto_instrumentation_of_confluent_kafka_adds_no_second_span_or_header",),
     ),
     Removal(
         "a commit that Kafka has not confirmed is reported in doubt",

@@ -1,0 +1,131 @@
+"""A service under load whose broker is killed: its callers, metrics, traces, log and console tell the same."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, Self
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+import dualwrite
+from console.console_scene import Browser, operator
+from crash.scene import Scene
+from dualwrite import DualWriteError, InDoubtTransactionError, PoolOptions, Timeouts
+from dualwrite.console import console
+from dualwrite.devcluster import DevCluster
+from dualwrite.observability import otel_names, prometheus
+from fixtures.broker import started
+from fixtures.pace import LIMIT, joined, until
+from observability.recorded_spans import RecordedSpans, recording
+from pool.pool_scene import both, open_pool
+
+CALLERS = 8
+
+
+@pytest.fixture
+def broker() -> Iterator[DevCluster]:
+    """A broker to kill."""
+    with started() as cluster:
+        yield cluster
+
+
+class Load:
+    """Threads that call a pool, one unit after another; each knows the outcome of its units."""
+
+    def __init__(self, pool: dualwrite.WriterPool[Any], scene: Scene) -> None:
+        self.committed: list[int] = []
+        self.failed: list[Exception] = []
+        self.in_doubt: set[int] = set()
+        self._pool, self._scene = pool, scene
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._call, args=(first,), daemon=True) for first in range(CALLERS)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            joined(thread)
+
+    def until_more(self, count: int) -> None:
+        """Wait until more units have committed."""
+        wanted = len(self.committed) + count
+        until(lambda: len(self.committed) >= wanted, lambda: f"{len(self.committed)} committed, and errors {self.failed[-3:]}")
+
+    def _call(self, number: int) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._pool.run(both, self._scene, number)
+            except DualWriteError as error:
+                self.failed.append(error)
+                if isinstance(error, InDoubtTransactionError):
+                    self.in_doubt.add(number)
+            else:
+                self.committed.append(number)
+            number += CALLERS
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
+    return registry.get_sample_value(name, labels) or 0.0
+
+
+def units_by_outcome(spans: RecordedSpans) -> dict[Any, int]:
+    found: dict[Any, int] = {}
+    for span in spans.all:
+        outcome = (span.attributes or {}).get(otel_names.OUTCOME)
+        if outcome is not None:
+            found[outcome] = found.get(outcome, 0) + 1
+    return found
+
+
+def about_kafka(caplog: pytest.LogCaptureFixture, what: str) -> int:
+    """How many records of the log say this of Kafka."""
+    texts = [record.getMessage() for record in caplog.records if record.name == "dualwrite.outages"]
+    return len([text for text in texts if text.startswith("Kafka at") and what in text])
+
+
+@pytest.mark.slow
+def test_callers_metrics_traces_log_and_console_tell_the_same(
+    scene: Scene, broker: DevCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry, prefix = CollectorRegistry(), scene.transactional_id
+    with ExitStack() as stack:
+        stack.enter_context(caplog.at_level(logging.WARNING, "dualwrite"))
+        prometheus.install(registry)
+        stack.callback(prometheus.uninstall, registry)
+        spans = stack.enter_context(recording())
+        brief = Timeouts(claim=LIMIT, kafka=LIMIT, delivery=2.0)
+        pool = stack.enter_context(open_pool(scene, options=PoolOptions(timeout=LIMIT), timeouts=brief))
+        pages = console(pool, authorize=operator)
+        stack.callback(pages.close)
+        browser = Browser(pages)
+        with Load(pool, scene) as load:
+            load.until_more(100)
+            browser.until("verdict", "All is well")
+            broker.kill()
+            until(lambda: bool(load.failed), "a unit that fails")
+            until(lambda: value(registry, "dualwrite_outages_total", side="kafka") > 0, "an outage in the metrics")
+            until(lambda: "All is well" not in browser.section("verdict"), "the outage in the console")
+            broker.start(timeout=LIMIT)
+            load.until_more(100)
+        until(lambda: about_kafka(caplog, "answers again") > 0, "the end of the outage in the log")
+        browser.until("verdict", "All is well")
+        rates = browser.section("rates")
+    committed, failed = len(load.committed), len(load.failed)
+    there = set(scene.agree())
+    assert set(load.committed) <= there <= {*load.committed, *load.in_doubt}
+    assert f"{committed} units committed, {failed} failed" in rates
+    outcomes = [
+        value(registry, "dualwrite_units_total", prefix=prefix, outcome=name)
+        for name in ("committed", "failed", "in_doubt", "lost")
+    ]
+    assert (outcomes[0], sum(outcomes)) == (committed, committed + failed)
+    assert units_by_outcome(spans)[otel_names.COMMITTED] == committed
+    assert value(registry, "dualwrite_outages_total", side="kafka") == about_kafka(caplog, "does not answer") > 0
