@@ -8,6 +8,21 @@ import pytest
 
 from console.console_scene import ConsoleScene
 from dualwrite.devcluster import DevCluster
+from fixtures.broker import started
+
+
+@pytest.fixture(scope="session")
+def quiet_broker() -> Iterator[DevCluster]:
+    """A broker on which nobody leaves transactions open."""
+    with started() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def quiet_scene(postgres_url: str, quiet_broker: DevCluster) -> Iterator[ConsoleScene]:
+    made = ConsoleScene(postgres_url, quiet_broker)
+    yield made
+    made.close()
 
 
 @pytest.fixture

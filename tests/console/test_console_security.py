@@ -243,8 +243,8 @@ def test_nothing_to_show_is_refused() -> None:
         console(settings=dualwrite.Settings())
 
 
-def test_a_console_of_kafka_alone(scene: ConsoleScene) -> None:
-    settings = dualwrite.Settings(kafka={"bootstrap.servers": scene.servers})
+def test_a_console_of_kafka_alone(quiet_scene: ConsoleScene) -> None:
+    settings = dualwrite.Settings(kafka={"bootstrap.servers": quiet_scene.servers})
     found: Console = console(settings=settings)
     browser = Browser(found)
     browser.until("stuck", "No consumer waits")

@@ -19,8 +19,8 @@ def _young_transactions_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "LONGER", 0.0)
 
 
-def test_all_is_well(scene: ConsoleScene) -> None:
-    browser = scene.client()
+def test_all_is_well(quiet_scene: ConsoleScene) -> None:
+    browser = quiet_scene.client()
     assert "No consumer waits in" in browser.until("stuck", "No consumer waits in")
     assert "No id is in use" in browser.section("ids")
     assert "Nothing is lost or unverified, and there are no journals and no dead letters" in browser.section("left")

@@ -35,6 +35,7 @@ def scene(databases: Databases, broker: DevCluster) -> Scene:
     """An id that has been used, so that it is taken over by EndTxn."""
     made = databases.scene("postgresql", broker)
     made.write_here(1)
+    assert made.unfinished() == []  # its markers are written, so recovery does not wait for them
     return made
 
 

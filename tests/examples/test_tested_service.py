@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dualwrite.devcluster import DevCluster
+from fixtures.broker import started
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
 
@@ -17,12 +19,19 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tested_service"
 MOST = "not crash or before_db_commit or after_db_commit"
 
 
+@pytest.fixture
+def own_broker() -> Iterator[DevCluster]:
+    """A broker without the topics of other tests: a service names its topics itself."""
+    with started() as cluster:
+        yield cluster
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("which", thinned([MOST, "crash"], kept=[MOST]))
-def test_the_services_tests_pass(broker: DevCluster, postgres_url: str, tmp_path: Path, which: str) -> None:
+def test_the_services_tests_pass(own_broker: DevCluster, postgres_url: str, tmp_path: Path, which: str) -> None:
     environment = {
         **os.environ,
-        "DUALWRITE_TEST_KAFKA": broker.bootstrap_servers,
+        "DUALWRITE_TEST_KAFKA": own_broker.bootstrap_servers,
         "DUALWRITE_TEST_POSTGRES": postgres_url,
         "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -65,7 +65,9 @@ def test_the_commands_report_incomplete_answers(three: DevCluster, capsys: pytes
     answering = next(node for node in listed if node in leaders)
     with only(three, answering) as silent:
         arguments = [*ASKED[command], *([str(leaders[answering])] if command == "of" else [])]
-        seconds = 5 if command == "find-hanging" else 2  # it asks in many steps, and looks again after a second
+        seconds = (
+            5 if command in ("find-hanging", "stuck") else 2
+        )  # they ask in many steps; the former looks again after a second
         code = main([*arguments, "--kafka", three.bootstrap_servers, "--timeout", str(limit(seconds)), "--json"])
         found = json.loads(capsys.readouterr().out)
         if found.get("error", {}).get("kind") == "BrokerUnavailableError":

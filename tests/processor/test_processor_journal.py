@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import dualwrite
 from crash.databases import Databases
 from dualwrite import ConfigurationError, JournalLimits, Transaction, aio
 from dualwrite.devcluster import DevCluster
@@ -119,6 +120,24 @@ def test_an_outage_is_blamed_on_no_message(
     assert read_topic(brisk.bootstrap_servers, dead) == []
     again = [record for record in caplog.records if "messages go into the journal from now on" in record.getMessage()]
     assert {record.levelno for record in again if record.name == "dualwrite.processor.attempts"} == {logging.INFO}
+
+
+def test_a_writer_with_a_journal_of_its_own_goes_on_as_well(scene: JournalScene, brisk: DevCluster, dead: str) -> None:
+    """Its block is interrupted by the outage, and can't run again by itself: the processor runs the batch again."""
+    writer = dualwrite.connect(
+        scene.events.database,
+        kafka=brisk.bootstrap_servers,
+        transactional_id=scene.prefix,
+        when_kafka_is_down="journal",
+    )
+    options = {"batch": 5, "attempts": 1, "dead_letter_topic": dead}
+    with writer, scene.running(killing(scene, brisk), runner=writer, **options, **PATIENT):
+        scene.until_journaled()
+        brisk.start(timeout=LIMIT)
+        scene.wait_for(range(COUNT))
+        scene.until_closed()
+    scene.assert_once(COUNT)
+    assert read_topic(brisk.bootstrap_servers, dead) == []
 
 
 def test_an_outage_that_another_process_has_noticed_is_blamed_on_no_message(
