@@ -49,7 +49,8 @@ _CLEAN: Final = text("TRUNCATE benchmark_links")
 _FILL: Final = text(
     "INSERT INTO dualwrite_journal (prefix, topic, message_key, message_value, sent_at_ms, size) "
     "SELECT :prefix, :topic, convert_to((i % 1000)::text, 'UTF8'), "
-    "convert_to(rpad('0.' || i || '.', 200, 'x'), 'UTF8'), CAST(extract(epoch FROM now()) * 1000 AS bigint), 203 FROM generate_series(0, :entries - 1) AS i"
+    "convert_to(rpad('0.' || i || '.', 200, 'x'), 'UTF8'), CAST(extract(epoch FROM now()) * 1000 AS bigint), 203 "
+    "FROM generate_series(0, :entries - 1) AS i"
 )
 
 Write = Callable[[int, int], object]
