@@ -30,8 +30,7 @@ ABOUT_NOTHING = {
     "demo/worker.py",
     "devcluster/programs.py",
     "failpoints.py",
-    "observability/buffered.py",  # an observer
-    "observability/observers.py",
+    "observability/observers.py",  # an observer
     "observability/prometheus.py",
     "observability/tracing.py",  # the tracer
     "outages.py",  # Kafka or a database

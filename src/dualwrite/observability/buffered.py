@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from queue import Full, Queue
 from typing import Final
@@ -10,9 +9,7 @@ from typing import Final
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConfigurationError
 from dualwrite.observability.events import Event
-from dualwrite.observability.observers import Observer
-
-log: Final = logging.getLogger(__name__)
+from dualwrite.observability.observers import Guarded, Observer
 
 _CLOSE_LIMIT: Final = 5.0
 """Seconds that `close` waits for the events that are waiting."""
@@ -38,10 +35,9 @@ class Buffered:
         if capacity < 1:
             raise ConfigurationError(f"The capacity must be at least 1, not {capacity!r}.")
         self.dropped = 0
-        self._observer = observer
+        self._observer = Guarded(observer)
         self._events: Queue[Event | None] = Queue(capacity)
         self._lock = threading.Lock()
-        self._has_failed = False
         self._thread: threading.Thread | None = None
 
     def __call__(self, event: Event) -> None:
@@ -75,9 +71,4 @@ class Buffered:
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
-            try:
-                self._observer(event)
-            except Exception:
-                if not self._has_failed:
-                    self._has_failed = True
-                    log.exception("an observer has failed on %s; this is logged once", type(event).__name__)
+            self._observer(event)

@@ -25,27 +25,48 @@ class Observer(Protocol):
         """Take note of an event."""
 
 
-installed: tuple[Observer, ...] = ()
+class Guarded:
+    """An observer whose errors reach nobody: the first one is logged.
+
+    Args:
+        observer: The observer.
+    """
+
+    __slots__ = ("_has_failed", "observer")
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self._has_failed = False
+
+    def __call__(self, event: Event) -> None:
+        """Tell the observer of an event."""
+        try:
+            self.observer(event)
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                log.exception("an observer has failed on %s; this is logged once, and the work goes on", type(event).__name__)
+
+
+installed: tuple[Guarded, ...] = ()
 """The observers of this process. While it is empty no events are made; `add_observer` changes it."""
 
 _lock: Final = threading.Lock()
-_failed: Final[set[int]] = set()  # the ids of observers that have raised an exception
 
 
 def add_observer(observer: Observer) -> None:
     """Tell an observer of all events from now on, until `remove_observer`; adding it again changes nothing."""
     global installed  # noqa: PLW0603  (one for the process, as with logging's handlers; read without a lock)
     with _lock:
-        if observer not in installed:
-            installed = (*installed, observer)
+        if all(each.observer != observer for each in installed):
+            installed = (*installed, Guarded(observer))
 
 
 def remove_observer(observer: Observer) -> None:
     """Tell an observer nothing any more. It may still be called for an event that has just happened."""
     global installed  # noqa: PLW0603  (as above)
     with _lock:
-        installed = tuple(each for each in installed if each != observer)
-        _failed.discard(id(observer))
+        installed = tuple(each for each in installed if each.observer != observer)
 
 
 @contextmanager
@@ -61,9 +82,4 @@ def observing(observer: Observer) -> Iterator[None]:
 def notify(event: Event) -> None:
     """Tell all observers of an event. Called where it happens, if any are `installed`."""
     for observer in installed:
-        try:
-            observer(event)
-        except Exception:
-            if id(observer) not in _failed:
-                _failed.add(id(observer))
-                log.exception("an observer has failed on %s; this is logged once, and the work goes on", type(event).__name__)
+        observer(event)
