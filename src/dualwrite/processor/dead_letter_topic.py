@@ -11,10 +11,10 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from dualwrite.errors import BrokerUnavailableError
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.librdkafka.committed_messages import committed_messages
 from dualwrite.processor.dead_letters import DeadLetter, parsed, replayed_headers
 from dualwrite.processor.kafka_writer import KafkaWriter
 from dualwrite.settings import Settings
-from dualwrite.testing.topics import read_committed
 
 _LOT: Final = 100
 """Letters that are replayed in one transaction."""
@@ -46,10 +46,7 @@ class DeadLetterTopic:
             UnknownTopicError: There is no such topic.
             BrokerUnavailableError: Kafka does not answer, or a transaction on the topic stays open.
         """
-        found = [
-            parsed(each.partition, each.offset, each.key, each.value, each.headers)
-            for each in read_committed(self._config, self._topic, timeout=self._timeout)
-        ]
+        found = map(parsed, committed_messages(self._config, self._topic, timeout=self._timeout))
         letters = [each for each in found if each is not None and group in (None, each.group)]
         replayed = {name: self._replayed(name) for name in {each.group for each in letters}}
         return [replace(each, is_replayed=each.offset < replayed[each.group].get(each.partition, 0)) for each in letters]

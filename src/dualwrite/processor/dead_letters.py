@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -77,26 +76,36 @@ def dead_letter_headers(message: Any, error: BaseException, *, group_id: str, at
     ]
 
 
-def parsed(
-    partition: int, offset: int, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
-) -> DeadLetter | None:
-    """The dead letter that a message is; None if it has not our headers.
+def parsed(message: Any) -> DeadLetter | None:
+    """The dead letter that a message of confluent-kafka's is; None if it has not our headers.
 
     A message that was a dead letter before has them more than once: the last ones count, and the others are its own.
     """
+    headers = message.headers() or []
     at = len(headers) - len(_NAMES)
     last = [name for name, _ in headers[at:]] if at >= 0 else []
     if last != [f"{_PREFIX}{name}" for name in _NAMES]:
         return None
     found = [(content or b"").decode(errors="replace") for _, content in headers[at:]]
-    topic, source_partition, source_offset, timestamp, group, attempts, error, message = found
+    topic, partition, offset, timestamp, group, attempts, error, text = found
     try:
-        numbers = int(source_partition), int(source_offset), int(timestamp) if timestamp else None, int(attempts)
-    except ValueError:
+        return DeadLetter(
+            partition=message.partition(),
+            offset=message.offset(),
+            key=message.key(),
+            value=message.value(),
+            headers=tuple(headers[:at]),
+            topic=topic,
+            source_partition=int(partition),
+            source_offset=int(offset),
+            timestamp=int(timestamp) if timestamp else None,
+            group=group,
+            attempts=int(attempts),
+            error=error,
+            message=text,
+        )
+    except ValueError:  # a number that is none: not ours
         return None
-    return DeadLetter(
-        partition, offset, key, value, tuple(headers[:at]), topic, *numbers[:3], group, numbers[3], error, message
-    )
 
 
 def replayed_headers(letter: DeadLetter) -> Headers:

@@ -1,0 +1,181 @@
+"""Read the committed messages of a topic to its end, once no transaction is open on it any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+
+from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.librdkafka.librdkafka_errors import LEADER_MOVED
+
+_POLL: Final = 0.02
+_BATCH: Final = 1000
+_WAIT: Final = 0.1
+_UNAVAILABLE: Final = LEADER_MOVED | {
+    KafkaError._TIMED_OUT,  # noqa: SLF001  (librdkafka's own codes, public): a broker is down, or does not answer yet
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._NOENT,  # noqa: SLF001  no partition has a leader
+    KafkaError.LEADER_NOT_AVAILABLE,
+}
+"""No answer; or the answer while a partition changes its leader, or of a broker that has just restarted."""
+_LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka leaves it untyped
+
+
+class OpenTransactionsError(BrokerUnavailableError):
+    """A transaction on the topic stays open: consumers can't read past it. Attributes: `partitions`."""
+
+
+def committed_messages(
+    kafka: str | Mapping[str, Any] | KafkaConfig,
+    topic: str,
+    *,
+    since: Mapping[int, int] | None = None,
+    timeout: float,
+) -> list[Message]:
+    """Every committed message of a topic, in order of partition and offset.
+
+    Waits until the last stable offset has reached the end of every partition, so that a missing message is really missing, and
+    not just hidden behind an open transaction.
+
+    Args:
+        kafka: Settings in librdkafka's names, or `host:port`.
+        topic: The topic.
+        since: The first offset to read in each partition; where there is none, the beginning.
+        timeout: Seconds to wait for open transactions to end, and then for the messages.
+
+    Raises:
+        OpenTransactionsError: A transaction on the topic stays open.
+        UnknownTopicError: There is no such topic.
+        BrokerUnavailableError: No broker answers, a partition has no leader, or the messages could not all be read within the
+            timeout.
+    """
+    settings = _settings(kafka)
+    ends = _stable_ends(settings, topic, timeout)
+    starts = {number: (since or {}).get(number, 0) for number in ends}
+    consumer = Consumer(
+        {
+            **settings,
+            "group.id": "dualwrite-read-committed",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end of a partition is reported by an empty fetch
+            "reconnect.backoff.ms": 10,
+        }
+    )
+    try:
+        with _unavailability(f"Topic {topic!r}"):
+            consumer.list_topics(topic, timeout=timeout)  # assign() alone waits 500 ms before it asks for the leaders
+        return sorted(_read(consumer, topic, starts, ends, timeout), key=lambda m: (m.partition(), m.offset()))
+    finally:
+        consumer.close()
+
+
+def ends_of_topics(kafka: str | Mapping[str, Any] | KafkaConfig, *, timeout: float) -> dict[str, dict[int, int]]:
+    """The end of each partition of every topic, open transactions included.
+
+    Raises:
+        BrokerUnavailableError: No broker answers within the timeout.
+    """
+    admin, ends = AdminClient(_settings(kafka)), dict[str, dict[int, int]]()
+    with _unavailability("Kafka's topics"):
+        topics = admin.list_topics(timeout=timeout).topics
+        partitions = [TopicPartition(name, number) for name, found in topics.items() for number in found.partitions]
+        for (topic, number), end in _latest(admin, partitions, IsolationLevel.READ_UNCOMMITTED, timeout).items():
+            ends.setdefault(topic, {})[number] = end
+    return ends
+
+
+def _settings(kafka: str | Mapping[str, Any] | KafkaConfig) -> dict[str, Any]:
+    config = KafkaConfig.of(kafka)
+    return {**config.properties, "bootstrap.servers": config.servers, "log_level": 4}  # no notices about cleanup
+
+
+def _stable_ends(settings: dict[str, Any], topic: str, timeout: float) -> dict[int, int]:
+    admin = AdminClient(settings)
+    with _unavailability(f"Topic {topic!r}"):
+        found = admin.list_topics(topic, timeout=timeout).topics[topic]
+    if found.error is not None:
+        raise UnknownTopicError(f"Topic {topic!r} can't be read: {found.error.str()}.")
+    partitions = [TopicPartition(topic, number) for number in found.partitions]
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            with _unavailability(f"Topic {topic!r}"):
+                ends, stable = (
+                    {number: end for (_, number), end in _latest(admin, partitions, level, timeout).items()}
+                    for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
+                )
+        except BrokerUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL)
+            admin = AdminClient(settings)  # librdkafka's keeps the leader epoch that it knows
+            continue
+        if ends == stable:
+            return ends
+        if time.monotonic() > deadline:
+            waiting = sorted(p for p in ends if ends[p] != stable[p])
+            raise OpenTransactionsError(
+                f"Transactions stay open on topic {topic!r}, partitions {waiting}.",
+                next_step="recover them: `dualwrite recover`",
+                partitions=waiting,
+            )
+        time.sleep(_POLL)
+
+
+@contextmanager
+def _unavailability(what: str) -> Iterator[None]:
+    """Raises `BrokerUnavailableError` for librdkafka's errors when a broker or a leader is unavailable."""
+    try:
+        yield
+    except KafkaException as error:
+        if error.args[0].code() not in _UNAVAILABLE:
+            raise
+        raise BrokerUnavailableError(
+            f"{what} can't be read: {error.args[0].str()}.",
+            next_step="wait until every partition has a leader: kafka-topics.sh --describe --unavailable-partitions",
+        ) from error
+
+
+def _latest(
+    admin: AdminClient, partitions: list[TopicPartition], level: IsolationLevel, timeout: float
+) -> dict[tuple[str, int], int]:
+    """The end of each partition, as consumers of this isolation level see it."""
+    answers = admin.list_offsets(dict.fromkeys(partitions, _LATEST), isolation_level=level, request_timeout=timeout)
+    return {(partition.topic, partition.partition): answer.result().offset for partition, answer in answers.items()}
+
+
+def _read(consumer: Consumer, topic: str, starts: Mapping[int, int], ends: Mapping[int, int], timeout: float) -> list[Message]:
+    waiting = {number for number, end in ends.items() if end > starts[number]}
+    consumer.assign([TopicPartition(topic, number, starts[number] or OFFSET_BEGINNING) for number in waiting])
+    messages = []
+    deadline = time.monotonic() + timeout
+    while waiting:
+        for message in _next(consumer):
+            error = message.error()
+            if error is not None:
+                if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  (librdkafka's own code, public)
+                    waiting.discard(message.partition())
+                continue
+            messages.append(message)
+            deadline = time.monotonic() + timeout
+        if time.monotonic() > deadline:
+            raise BrokerUnavailableError(f"Topic {topic!r} was not read to its end; remaining partitions: {sorted(waiting)}.")
+    return messages
+
+
+def _next(consumer: Consumer) -> list[Any]:
+    """The messages that are available, or the first that comes soon: `consume` alone waits for a whole batch or its timeout."""
+    first = consumer.poll(_WAIT)
+    return [] if first is None else [first, *consumer.consume(_BATCH, 0)]
