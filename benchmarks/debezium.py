@@ -9,12 +9,11 @@ restart at once.
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,9 +26,9 @@ from sqlalchemy import Engine, create_engine, text
 from connect_worker import CONNECTOR, DEBEZIUM_VERSION, ConnectWorker, connect_jars
 from dualwrite.devcluster.locations import DevClusterError
 from dualwrite.testing.postgres import PostgresServer
-from figures import Latency, Spread, table, with_range
+from figures import Column, Latency, compared, table
 from options import add_servers, count, parser_of, positive
-from processes import Worker, committed
+from processes import Worker, committed_values
 from records import VerificationError, check_records, place_of, record
 from servers import POSTGRES, Servers, servers
 from surroundings import Load, heading, in_turns, processor_times, show_progress, surroundings
@@ -241,7 +240,7 @@ def measure(place: Place, name: str, chosen: argparse.Namespace, found: Figures)
         found.p50.append(latency.p50 or 0.0)
         found.p99.append(latency.p99 or 0.0)
         written = {0: chosen.rows, 1: WARM_UP_ROWS, 2: chosen.singles, 3: 1}
-        check_records(name, "messages", written, _contents(place, run))
+        check_records(name, "messages", written, committed_values(place.servers.kafka, run.topic))
 
 
 def insert_steadily(url: str, kind: str, deletes: bool, rows: int, pause: float) -> list[float]:
@@ -261,10 +260,6 @@ def insert_steadily(url: str, kind: str, deletes: bool, rows: int, pause: float)
     return inserted
 
 
-def _contents(place: Place, run: Run) -> Iterable[bytes]:
-    return (message.value() or b"" for message in committed(place.servers.kafka, run.topic))
-
-
 def kill(place: Place, name: str, rows: int) -> list[str]:
     """Kill a relay when it has published a third of a backlog: doubled and missing messages, and the pause."""
     with running(place, name) as run:
@@ -272,7 +267,7 @@ def kill(place: Place, name: str, rows: int) -> list[str]:
         run.reader.until(WARM_UP_ROWS + rows // 3, name)
         run.kill()
         run.reader.until(WARM_UP_ROWS + rows, name)
-        numbers = Counter(map(place_of, _contents(place, run)))
+        numbers = Counter(map(place_of, committed_values(place.servers.kafka, run.topic)))
         times = sorted(run.reader.seen.values())
     pause = max(later - earlier for earlier, later in pairwise(times))
     return [name, f"{numbers.total() - len(numbers):,}", f"{WARM_UP_ROWS + rows - len(numbers):,}", f"{pause:.1f}"]
@@ -287,23 +282,16 @@ def report(place: Place, chosen: argparse.Namespace) -> str:
             measure(place, name, chosen, found[name])
             show_progress(f"round {number + 1}/{chosen.rounds}, {name}: {found[name].rates[-1]:,.0f}/s")
     load = Load.since(first)
-    shown: list[tuple[str, Callable[[Figures], list[float]], float, int]] = [
-        ("rows/s", lambda each: each.rates, 1, 0),
-        ("WAL (bytes/row)", lambda each: each.log, 1, 0),
-        ("delay p50 (ms)", lambda each: each.p50, 1e3, 1),
-        ("delay p99 (ms)", lambda each: each.p99, 1e3, 1),
+    columns: list[Column[Figures]] = [
+        Column("rows/s", lambda each: each.rates, 1, 0),
+        Column("WAL (bytes/row)", lambda each: each.log, 1, 0),
+        Column("delay p50 (ms)", lambda each: each.p50, 1e3, 1),
+        Column("delay p99 (ms)", lambda each: each.p99, 1e3, 1),
     ]
-    lines = []
-    for name, mine in found.items():
-        cells = [name]
-        for _, values, unit, digits in shown:
-            cells.append(f"{statistics.median(values(mine)) * unit:,.{digits}f}")
-            cells.append(with_range(Spread.of_ratios(values(mine), values(found[FAST])), 2))
-        lines.append(cells)
-    headings = ["relay", *(each for heading, *_ in shown for each in (heading, "÷ Debezium, 10 ms"))]
+    shown = compared("relay", columns, found, FAST, base_heading="Debezium, 10 ms")
     pace = f"{chosen.rows:,} rows of 200 bytes, then single rows every {chosen.pause * 1e3:.0f} ms"
     state = f"Busy {load.busy:.0%}, stolen {load.stolen:.1%}. Every message was compared."
-    return f"\n### {pace}\n\n{table(headings, lines)}\n\n{state}"
+    return f"\n### {pace}\n\n{shown}\n\n{state}"
 
 
 def report_kills(place: Place, chosen: argparse.Namespace) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Generic, NamedTuple, Self, TypeVar
+
+F = TypeVar("F")
 
 NONE: Final = "–"  # noqa: RUF001  (a dash for "no value")
 
@@ -51,6 +53,27 @@ class Spread:
 def median(spread: Spread | None, digits: int, unit: float = 1.0) -> str:
     """The median; `unit` is how many of the table's units a value is."""
     return NONE if spread is None else f"{spread.median * unit:,.{digits}f}"
+
+
+class Column(NamedTuple, Generic[F]):
+    """What a column of a table of alternatives shows of the rounds of each: `values`, with how many of its units a value is."""
+
+    heading: str
+    values: Callable[[F], list[float]]
+    unit: float
+    digits: int
+
+
+def compared(what: str, columns: Sequence[Column[F]], found: Mapping[str, F], base: str, *, base_heading: str) -> str:
+    """A table of alternatives: medians of the rounds, each with the ratios to those of the alternative `base`."""
+    lines = []
+    for name, mine in found.items():
+        cells = [name]
+        for _, values, unit, digits in columns:
+            cells.append(median(Spread.of(values(mine)), digits, unit))
+            cells.append(with_range(Spread.of_ratios(values(mine), values(found[base])), 2))
+        lines.append(cells)
+    return table([what, *(text for column in columns for text in (column.heading, f"÷ {base_heading}"))], lines)
 
 
 def with_range(spread: Spread | None, digits: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.outbox.journal_drain import JournalDrain, drainer_id
 from figures import NONE, Spread, table, with_range
 from options import WARM_UP_SECONDS, count, parser_of, positive, seconds
-from processes import committed
+from processes import committed_values
 from records import VerificationError, check_records, record
 from servers import Servers, servers, warm_up_broker
 from surroundings import Load, heading, in_turns, processor_times, show_progress, surroundings
@@ -168,12 +168,8 @@ def drain(place: Place, store: SqlStateStore, entries: int) -> float:
         while work.step():
             pass
     took = time.perf_counter() - began
-    check_records("draining", "messages", {0: entries}, contents_of(place.servers.kafka, topic))
+    check_records("draining", "messages", {0: entries}, committed_values(place.servers.kafka, topic))
     return took
-
-
-def contents_of(kafka: Mapping[str, Any], topic: str) -> Iterator[bytes]:
-    return (message.value() or b"" for message in committed(kafka, topic))
 
 
 def report(place: Place, chosen: Any) -> str:
@@ -194,7 +190,7 @@ def report(place: Place, chosen: Any) -> str:
         pools.close()
         warm_up_broker(place.servers.kafka["bootstrap.servers"], chosen.broker_warm_up)
         alone = (chosen.drain, drain(place, store, chosen.drain))
-    check_records("units", "messages", callers.sent, contents_of(place.servers.kafka, place.topic))
+    check_records("units", "messages", callers.sent, committed_values(place.servers.kafka, place.topic))
     return as_text(found, load, outage, alone, chosen)
 
 

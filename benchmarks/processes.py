@@ -118,6 +118,11 @@ def arrivals(kafka: Mapping[str, Any], topic: str) -> list[tuple[bytes, float]]:
     return [(message.value() or b"", time.monotonic()) for message in committed(kafka, topic, _stopping[0])]
 
 
+def committed_values(kafka: Mapping[str, Any], topic: str) -> Iterator[bytes]:
+    """The values of `committed`."""
+    return (message.value() or b"" for message in committed(kafka, topic))
+
+
 def committed(kafka: Mapping[str, Any], topic: str, stopping: Event | None = None) -> Iterator[Message]:
     """What a `read_committed` consumer gets, one by one, up to the end of each partition; with `stopping`, once it is set.
 

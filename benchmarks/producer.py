@@ -20,7 +20,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.native_producer import NativeProducer
 from figures import Spread, percentile, table, with_range
 from options import add_servers, count, parser_of, positive
-from processes import committed
+from processes import committed_values
 from records import SIZE, VerificationError, check_records, records
 from servers import Servers, servers
 from surroundings import heading, in_turns, show_progress, surroundings
@@ -143,8 +143,7 @@ class Place:
 
     def check(self, name: str, topic: str, written: int) -> None:
         """Check that these records are what a `read_committed` consumer gets."""
-        values = (message.value() or b"" for message in committed(self._found.kafka, topic))
-        check_records(name, "messages", {0: written}, values)
+        check_records(name, "messages", {0: written}, committed_values(self._found.kafka, topic))
 
 
 @dataclass(frozen=True)

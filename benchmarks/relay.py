@@ -6,10 +6,8 @@ at a steady rate; the time from each commit until a `read_committed` consumer ha
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,10 +15,10 @@ from uuid import uuid4
 
 from sqlalchemy import Engine, create_engine, text
 
-from figures import Latency, Spread, table, with_range
+from figures import Column, Latency, compared
 from options import add_servers, count, counts, parser_of, positive
 from orders import clean, prepare, remove
-from processes import Worker, arrivals, committed, exactly_once, relay
+from processes import Worker, arrivals, committed_values, exactly_once, relay
 from records import VerificationError, check_records, place_of, record
 from servers import Servers, servers
 from surroundings import Load, heading, in_turns, processor_times, show_progress, surroundings
@@ -93,7 +91,7 @@ def rate(place: Place, name: str, batch: int, rows: int) -> float:
     place.wait_until_empty(name)
     took = time.perf_counter() - began
     place.relay.finish()
-    _check(name, {0: rows, 1: WARM_UP_ROWS}, place.servers.kafka, topic)
+    check_records(name, "messages", {0: rows, 1: WARM_UP_ROWS}, committed_values(place.servers.kafka, topic))
     return rows / took
 
 
@@ -108,7 +106,7 @@ def delay(place: Place, name: str, batch: int, seconds: float, pause: float) -> 
     inserted = _insert_steadily(place.engine, topic, seconds, pause)
     place.relay.finish()
     found = {content: at for content, at in place.consumer.finish() if place_of(content)[0] == 0}
-    _check(name, {0: len(inserted), 1: WARM_UP_ROWS}, place.servers.kafka, topic)
+    check_records(name, "messages", {0: len(inserted), 1: WARM_UP_ROWS}, committed_values(place.servers.kafka, topic))
     return Latency.of([found[record(0, number)] - at for number, at in enumerate(inserted)])
 
 
@@ -126,10 +124,6 @@ def _insert_steadily(engine: Engine, topic: str, seconds: float, pause: float) -
     return inserted
 
 
-def _check(name: str, written: Mapping[int, int], kafka: Mapping[str, Any], topic: str) -> None:
-    check_records(name, "messages", written, (message.value() or b"" for message in committed(kafka, topic)))
-
-
 def report(place: Place, batch: int, chosen: Any) -> str:
     """Measure both in each round; medians, and ratios of the rounds."""
     found = {name: Figures() for name in NAMES}
@@ -143,22 +137,14 @@ def report(place: Place, batch: int, chosen: Any) -> str:
             mine.p99.append(latency.p99 or 0.0)
             show_progress(f"batches of {batch:,}, round {number + 1}/{chosen.rounds}, {name}: {mine.rates[-1]:,.0f}/s")
     load = Load.since(first)
-    theirs = found[THEIRS]
-    shown: list[tuple[str, Callable[[Figures], list[float]], float, int]] = [
-        ("rows/s", lambda each: each.rates, 1, 0),
-        ("delay p50 (ms)", lambda each: each.p50, 1e3, 1),
-        ("delay p99 (ms)", lambda each: each.p99, 1e3, 1),
+    columns: list[Column[Figures]] = [
+        Column("rows/s", lambda each: each.rates, 1, 0),
+        Column("delay p50 (ms)", lambda each: each.p50, 1e3, 1),
+        Column("delay p99 (ms)", lambda each: each.p99, 1e3, 1),
     ]
-    lines = []
-    for name, mine in found.items():
-        cells = [name]
-        for _, values, unit, digits in shown:
-            cells.append(f"{statistics.median(values(mine)) * unit:,.{digits}f}")
-            cells.append(with_range(Spread.of_ratios(values(mine), values(theirs)), 2))
-        lines.append(cells)
-    headings = ["relay", *(each for heading, *_ in shown for each in (heading, "÷ at least once"))]
+    shown = compared("relay", columns, found, THEIRS, base_heading="at least once")
     title = f"\n### Batches of {batch:,}: {chosen.rows:,} rows of 200 bytes"
-    return f"{title}\n\n{table(headings, lines)}\n\nBusy {load.busy:.0%}, stolen {load.stolen:.1%}. Every message was compared."
+    return f"{title}\n\n{shown}\n\nBusy {load.busy:.0%}, stolen {load.stolen:.1%}. Every message was compared."
 
 
 def main() -> None:
