@@ -1,4 +1,4 @@
-"""A real browser for tests: Chromium without a window, which opens one page and takes its picture or prints its document."""
+"""A real browser for tests, by Playwright: Debian's Chromium without a window, whose complaints about a page are kept."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import uvicorn
+from playwright.sync_api import Page, sync_playwright
 from starlette.types import ASGIApp
 
 from fixtures.pace import LIMIT, until
 
-WIDE = (1280, 1600)
-NARROW = (500, 2600)
-"""Chromium without a window does not make windows that are narrower than 500 pixels."""
+WIDE: Final[dict[str, Any]] = {"viewport": {"width": 1280, "height": 1600}}
+PHONE: Final[dict[str, Any]] = {
+    "viewport": {"width": 390, "height": 844},
+    "is_mobile": True,
+    "has_touch": True,
+    "device_scale_factor": 2,
+}
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -38,40 +43,60 @@ def chromium() -> str:
 
 
 @contextmanager
-def served(app: ASGIApp) -> Iterator[str]:
-    """Serve an application on a free port of this machine; yields its address."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+def served(app: ASGIApp, port: int = 0) -> Iterator[int]:
+    """Serve an application on a port of this machine, 0 for a free one; yields the port."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         until(lambda: server.started, "the server has started")
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        yield int(server.servers[0].sockets[0].getsockname()[1])
     finally:
-        server.should_exit = True
+        server.should_exit = server.force_exit = True
         thread.join(LIMIT)
 
 
-def open_page(address: str, folder: Path, *options: str, seconds: float = 8.0) -> tuple[str, str]:
-    """Open a page for some seconds of its time; what the browser has printed, and its log."""
-    ended = subprocess.run(
-        [
-            chromium(),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-            "--enable-logging=stderr",
-            f"--user-data-dir={folder / 'profile'}",
-            f"--virtual-time-budget={int(seconds * 1000)}",
-            *options,
-            address,
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        cwd=folder,
-    )
-    return ended.stdout, ended.stderr
+class Visit:
+    """A page in a browser.
+
+    Attributes:
+        page: The page.
+        complaints: What the browser has said about it: errors of scripts, and what the page's policy forbids.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        page.set_default_timeout(LIMIT * 1000)
+        page.on("console", lambda message: self.complaints.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def open(self, address: str) -> None:
+        """Open an address, and wait until the page has read a section again."""
+        self.page.goto(address)
+        self.page.locator("html[data-swapped=yes]").wait_for(state="attached")
+
+    def press(self, summary: str, button: str) -> None:
+        """Unfold what has this summary, press the button in it, and wait for the page that follows."""
+        self.page.get_by_text(summary, exact=True).click()
+        with self.page.expect_navigation():
+            self.page.get_by_role("button", name=button).click()
+
+    @property
+    def width(self) -> int:
+        """How wide the page's content is, in CSS pixels."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth"))
+
+
+@contextmanager
+def visiting(**options: Any) -> Iterator[Visit]:
+    """A page in a browser of its own, with WIDE, PHONE, or Playwright's other options of a context.
+
+    In the block an event loop runs in this thread, Playwright's: so what blocks, such as a writer, must be outside of it.
+    """
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"])
+        try:
+            yield Visit(opened.new_context(**options).new_page())
+        finally:
+            opened.close()

@@ -1,23 +1,25 @@
-"""The page in a real browser: its sections are read by themselves, nothing breaks its policy, and it fits any window."""
+"""The page in a real browser: it refreshes itself, nothing breaks its policy, it fits a phone, and operators click on it."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from playwright.sync_api import FloatRect
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import dualwrite
-from console import chromium
+from console.chromium import PHONE, WIDE, Visit, served, visiting
 from console.console_scene import SCREENSHOTS, ConsoleScene, operator
 from dualwrite.console import sections
-from fixtures.broker import make_topic
+from fixtures.broker import make_topic, wait_for_markers
 
 pytestmark = pytest.mark.slow
 
@@ -25,35 +27,37 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def address(scene: ConsoleScene, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A console with something in each section."""
-    chromium.chromium()
     monkeypatch.setattr(sections, "LONGER", 0.0)
     make_topic(scene.broker, f"{scene.name('checkout')}-events", 1)
     scene.crash(scene.name("checkout"))
     scene.lose(scene.name("refunds"))
     scene.journal(scene.name("mail"), "one", "two")
-    prefix = scene.name("shop")
-    with (
-        scene.relay("not a topic!") as relay,
-        dualwrite.create_pool(scene.store, prefix=prefix, kafka=scene.servers, size=2, lanes=1) as pool,
-    ):
+    with scene.relay("not a topic!") as relay, load(scene, scene.name("shop")) as pool:
         mounted = scene.made(pool=pool, authorize=operator, relays=[relay])
-        stop = threading.Event()
+        time.sleep(float(os.environ.get("DUALWRITE_SCREENSHOT_LOAD", "1")))
+        with served(Starlette(routes=[Mount("/dualwrite", mounted)])) as port:
+            yield f"http://127.0.0.1:{port}/dualwrite"
 
-        def unit(tx: dualwrite.Transaction) -> None:
-            tx.db.execute(sa.text("SELECT 1"))
-            tx.send(f"{prefix}-events", b"x")
 
-        def load() -> None:
-            while not stop.wait(0.02):
-                pool.run(unit)
+@contextmanager
+def load(scene: ConsoleScene, prefix: str) -> Iterator[dualwrite.WriterPool]:
+    """A pool that is used."""
+    stop = threading.Event()
 
-        threads = [threading.Thread(target=load) for _ in range(2)]
+    def unit(tx: dualwrite.Transaction) -> None:
+        tx.db.execute(sa.text("SELECT 1"))
+        tx.send(f"{prefix}-events", b"x")
+
+    def work() -> None:
+        while not stop.wait(0.02):
+            pool.run(unit)
+
+    with dualwrite.create_pool(scene.store, prefix=prefix, kafka=scene.servers, size=2, lanes=1) as pool:
+        threads = [threading.Thread(target=work) for _ in range(2)]
         for thread in threads:
             thread.start()
-        stop.wait(float(os.environ.get("DUALWRITE_SCREENSHOT_LOAD", "1")))
         try:
-            with chromium.served(Starlette(routes=[Mount("/dualwrite", mounted)])) as found:
-                yield f"{found}/dualwrite"
+            yield pool
         finally:
             stop.set()
             for thread in threads:
@@ -61,27 +65,93 @@ def address(scene: ConsoleScene, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
 
 
 def test_the_page_in_a_browser(scene: ConsoleScene, address: str, tmp_path: Path) -> None:
-    document, log = chromium.open_page(f"{address}/", tmp_path, "--dump-dom")
-    assert "Content Security Policy" not in log, log
-    assert "integrity" not in log, log
-    assert "Uncaught" not in log, log
-    assert 'data-swapped="yes"' in document, "a section was read by htmx"
-    assert 'class="uplot' in document, "there is a chart"
-    assert f"{scene.name('refunds')}" in document
-    for name, size, options in (
-        ("wide", chromium.WIDE, ()),
-        ("narrow", chromium.NARROW, ()),
-        ("dark", chromium.WIDE, ("--force-dark-mode", "--blink-settings=preferredColorScheme=0")),
-    ):
-        picture(tmp_path, f"{address}/", f"console-{name}.png", size, *options)
-    picture(tmp_path, f"{address}/id/{scene.name('refunds')}", "console-id.png", (1280, 1200))
-    picture(tmp_path, f"{address}/id/{scene.name('shop')}.1", "console-timeline.png", (1280, 1200))
+    with visiting(**WIDE) as visit:
+        visit.open(f"{address}/")
+        visit.page.locator(".uplot").first.wait_for()
+        visit.page.get_by_text(scene.name("refunds")).first.wait_for()
+        picture(visit, tmp_path, "console-wide.png")
+        visit.page.emulate_media(color_scheme="dark")
+        picture(visit, tmp_path, "console-dark.png")
+        visit.page.emulate_media(color_scheme="light")
+        for page, name in ((scene.name("refunds"), "console-id.png"), (f"{scene.name('shop')}.1", "console-timeline.png")):
+            visit.open(f"{address}/id/{page}")
+            picture(visit, tmp_path, name)
+        assert not visit.complaints
 
 
-def picture(folder: Path, address: str, name: str, size: tuple[int, int], *options: str) -> None:
-    """Take a picture of a page; SCREENSHOTS is a folder for it."""
-    where = folder / name
-    chromium.open_page(address, folder, f"--screenshot={where}", f"--window-size={size[0]},{size[1]}", *options)
+def test_the_page_on_a_phone(scene: ConsoleScene, address: str, tmp_path: Path) -> None:
+    with visiting(**PHONE) as visit:
+        for page in ("/", f"/id/{scene.name('refunds')}", f"/id/{scene.name('shop')}.1"):
+            visit.open(f"{address}{page}")
+            if page == "/":
+                picture(visit, tmp_path, "console-narrow.png", height=2400)
+            for summary in visit.page.locator("summary").all():
+                summary.click()
+            assert visit.width == PHONE["viewport"]["width"], f"{page} fits"
+        assert not visit.complaints
+
+
+def test_an_operator_publishes_again_and_acknowledges(scene: ConsoleScene) -> None:
+    again, known = scene.name("refunds"), scene.name("billing")
+    make_topic(scene.broker, f"{again}-events", 1)
+    for name in (again, known):
+        scene.lose(name)
+    with served(scene.made(authorize=operator)) as port, visiting(**WIDE) as visit:
+        visit.open(f"http://127.0.0.1:{port}/")
+        visit.page.get_by_role("link", name=again).first.click()
+        visit.press("Publish the lost messages again", f"Publish again on {again}")
+        visit.page.get_by_text("its messages are published again now").wait_for()
+        visit.open(f"http://127.0.0.1:{port}/id/{known}")
+        visit.press("Acknowledge", "Acknowledge 1 transaction")
+        visit.page.get_by_text("Acknowledged 1 transaction").wait_for()
+        assert not visit.complaints
+    wait_for_markers(scene.servers)
+    assert (scene.published(again), scene.row(again).lost, scene.row(known).lost) == ([b"from the crashed writer"], (), ())
+
+
+def test_what_an_operator_has_chosen_stays_chosen_while_the_page_refreshes(scene: ConsoleScene) -> None:
+    with scene.relay("not a topic!") as relay:
+        app = scene.made(authorize=operator, relays=[relay])
+        with visiting(**WIDE) as visit:
+            box, away = visit.page.locator("input[id^=drop-]"), visit.page.get_by_text("The console does not answer.")
+            with served(app) as port:
+                visit.open(f"http://127.0.0.1:{port}/")
+                visit.page.get_by_text("Delete", exact=True).click()
+                box.check()
+                for _ in range(2):
+                    with visit.page.expect_response(lambda answer: answer.url.endswith("/section/left")) as answered:
+                        pass
+                    answered.value.finished()
+                assert box.is_checked()
+                assert not visit.complaints
+            away.wait_for()
+            with served(app, port):
+                away.wait_for(state="hidden")
+                assert box.is_checked()
+                with visit.page.expect_navigation():
+                    visit.page.get_by_role("button", name="Delete the chosen").click()
+                visit.page.get_by_text("Deleted 1 dead letter.").wait_for()
+        assert relay.dead_letters.count() == 0
+
+
+def test_a_viewer_has_no_buttons(scene: ConsoleScene) -> None:
+    lost = scene.name("refunds")
+    scene.lose(lost)
+    with scene.relay("not a topic!") as relay:
+        app = scene.made(authorize=None, relays=[relay])
+        with served(app) as port, visiting(**WIDE) as visit:
+            visit.open(f"http://127.0.0.1:{port}/")
+            visit.page.get_by_text("An operator can publish them again").wait_for()
+            visit.page.get_by_text("InvalidMessageError").wait_for()
+            assert visit.page.get_by_role("button").count() == 0
+            visit.open(f"http://127.0.0.1:{port}/id/{lost}")
+            visit.page.get_by_text("What recovery would do").wait_for()
+            assert visit.page.get_by_role("button").count() == 0
+
+
+def picture(visit: Visit, folder: Path, name: str, height: int | None = None) -> None:
+    """Take a picture of the page, or of so many pixels from its top; SCREENSHOTS is a folder for those of the documentation."""
+    where = (Path(SCREENSHOTS) if SCREENSHOTS and name != "console-dark.png" else folder) / name
+    top = None if height is None else FloatRect(x=0, y=0, width=PHONE["viewport"]["width"], height=height)
+    visit.page.screenshot(path=where, full_page=True, clip=top)
     assert where.stat().st_size > 10_000
-    if SCREENSHOTS:
-        shutil.copy(where, SCREENSHOTS)
