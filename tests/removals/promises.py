@@ -1142,6 +1142,13 @@ PROMISES: Final = (
         ),
     ),
     Removal(
+        "a commit on Kafka alone that is not answered is no database's in its trace",
+        "observability/otel_traces.py",
+        "        self.is_decided = not has_database\n",
+        "        self.is_decided = False\n",
+        ("observability/test_kafka_writer_traces.py::test_an_unanswered_commit_of_kafka_has_the_error",),
+    ),
+    Removal(
         "a unit that is undone has no commit in its trace",
         "pool/group.py",
         "                call.undone(error if refused is None else None)\n",

@@ -54,7 +54,13 @@ class TransactionEvent(Event):
 
 @dataclass(slots=True, eq=False)
 class TransactionBegun(TransactionEvent):
-    """A transaction has begun."""
+    """A transaction has begun.
+
+    Args:
+        has_database: False for a KafkaWriter's, which Kafka's commit decides: StateRecorded and DatabaseCommitted are missing.
+    """
+
+    has_database: bool = True
 
 
 @dataclass(slots=True, eq=False)

@@ -152,15 +152,17 @@ class _Transaction:
 
     Attributes:
         units: Those that have begun in it.
-        is_decided: Whether the database has committed.
+        is_decided: Whether the database has committed, or there is none: the next commit is Kafka's.
+        has_database: False if it is on Kafka alone.
         last: When its last step has ended, in nanoseconds since 1970; 0 before the first one.
     """
 
-    __slots__ = ("is_decided", "last", "units")
+    __slots__ = ("has_database", "is_decided", "last", "units")
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_database: bool = True) -> None:
         self.units: list[_Unit] = []
-        self.is_decided = False
+        self.has_database = has_database
+        self.is_decided = not has_database
         self.last = 0
 
     @property
@@ -179,6 +181,7 @@ class _Traces:
         self.processing: Callable[[str | None, Sequence[Any]], AbstractContextManager[object]] = messages.processing
         self._open: dict[int, _Transaction] = {}
         self._observers: dict[type[events.Event], Callable[[Any], object]] = {
+            events.TransactionBegun: self._begun,
             events.GroupFormed: self._formed,
             events.MessagesDelivered: self._delivered,
             events.DatabaseCommitted: self._decided,
@@ -209,6 +212,10 @@ class _Traces:
         if observer is not None:
             observer(event)
 
+    def _begun(self, event: events.TransactionBegun) -> None:
+        if not event.has_database:
+            self._open[event.number] = _Transaction(has_database=False)
+
     def _formed(self, event: events.GroupFormed) -> None:
         if (found := self._open.get(event.number)) is not None:
             for unit in found.taking_part:
@@ -230,7 +237,7 @@ class _Traces:
             return
         if not found.is_decided:  # COMMIT was not answered: this has found out
             self._step(found, event, names.DATABASE_COMMIT, event.steps.database_commit)
-        elif event.outcome == "published" and event.messages:
+        elif event.outcome == "published" and (event.messages or not found.has_database):  # at least the offsets
             self._step(found, event, names.KAFKA_COMMIT, event.steps.kafka_commit, messages=event.messages)
         for unit in found.taking_part:
             unit.outcome = names.JOURNALED if event.outcome == "journaled" else names.COMMITTED
