@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
@@ -30,8 +30,9 @@ except ImportError as error:
 from dualwrite.observability import events, tracing
 from dualwrite.observability import otel_names as names
 from dualwrite.observability.observers import add_observer, remove_observer
+from dualwrite.observability.otel_jobs import JobSpans
 from dualwrite.observability.otel_messages import MessageSpans, record_error
-from dualwrite.observability.tracing import SentMessage, UndoneError
+from dualwrite.observability.tracing import Carrier, JobStep, SentMessage, UndoneError
 
 _MOST_TRANSACTIONS: Final = 10_000
 """Transactions without an end are forgotten, the oldest first: an interrupt has ended them before they could report it."""
@@ -179,6 +180,9 @@ class _Traces:
         messages = MessageSpans(self._tracer, propagator)
         self.sending: Callable[[Sequence[SentMessage]], Sequence[tuple[str, bytes]]] = messages.sending
         self.processing: Callable[[str | None, Sequence[Any]], AbstractContextManager[object]] = messages.processing
+        self.job_step: Callable[[JobStep, Carrier, Mapping[str, str | int]], AbstractContextManager[Carrier]] = JobSpans(
+            self._tracer, tracer_provider, propagator
+        ).step
         self._open: dict[int, _Transaction] = {}
         self._observers: dict[type[events.Event], Callable[[Any], object]] = {
             events.TransactionBegun: self._begun,

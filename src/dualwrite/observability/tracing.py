@@ -8,13 +8,19 @@ exception, that is logged once, and the work goes on without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar
 
 log: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+JobStep: TypeAlias = Literal["write", "task", "commit", "abort", "commit database", "commit kafka"]
+"""A step of a job: the driver begins the write, tasks run, the driver commits (on both sides) or aborts."""
+
+Carrier: TypeAlias = tuple[tuple[str, str], ...]
+"""A context as it goes to other processes: the names and texts of the propagator, such as `traceparent`."""
 
 
 class SentMessage(Protocol):
@@ -85,6 +91,15 @@ class Tracer(Protocol):
             group_id: The consumer group; None for a single message of a batch, inside the block of the batch.
             messages: The messages: each has `topic()`, `partition()`, `offset()`, `key()`, `value()` and `headers()`, as in
                 confluent-kafka.
+        """
+
+    def job_step(self, step: JobStep, carrier: Carrier, attributes: Mapping[str, str | int]) -> AbstractContextManager[Carrier]:
+        """A context manager around a step of a job, which returns the context for the steps below it in other processes.
+
+        Args:
+            step: The step.
+            carrier: The context that it belongs to; empty for the current one.
+            attributes: `job`, and for a task `partition` and `attempt`.
         """
 
 
@@ -191,15 +206,26 @@ def processing_one(message: Any, *, of: Sequence[Any]) -> AbstractContextManager
 
 
 @contextmanager
-def _block(make: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+def job_step(step: JobStep, carrier: Carrier = (), **attributes: str | int) -> Iterator[Carrier]:
+    """A block around a step of a job; returns the context for steps in other processes, or `carrier` without a tracer."""
+    current = tracer
+    if current is None:
+        yield carrier
+        return
+    with _block(lambda: current.job_step(step, carrier, attributes)) as found:
+        yield carrier if found is None else found
+
+
+@contextmanager
+def _block(make: Callable[[], AbstractContextManager[T]]) -> Iterator[T | None]:
     """A tracer's block, whose errors are logged; the user's errors pass through."""
     span = _guarded(make, None)
     if span is None:
-        yield
+        yield None
         return
-    _guarded(lambda: span.__enter__(), None)  # noqa: PLW0108  (as above)
+    entered = _guarded(lambda: span.__enter__(), None)  # noqa: PLW0108  (as above)
     try:
-        yield
+        yield entered
     except BaseException as error:
         raised = error
         _guarded(lambda: span.__exit__(type(raised), raised, raised.__traceback__), None)
