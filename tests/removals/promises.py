@@ -1149,6 +1149,20 @@ PROMISES: Final = (
         ("observability/test_kafka_writer_traces.py::test_an_unanswered_commit_of_kafka_has_the_error",),
     ),
     Removal(
+        "spans of a Spark process are exported before Spark ends it",
+        "observability/otel_jobs.py",
+        "                self._flush()\n",
+        "                pass\n",
+        ("spark/test_spark_traces.py::test_a_job_is_one_trace_though_a_task_is_killed",),
+    ),
+    Removal(
+        "an observer of Spark's processes that can't be installed fails no task",
+        "spark/observing.py",
+        "        log.exception(",
+        "        raise\n        log.exception(",
+        ("spark/test_spark_traces.py::test_an_observer_that_fails_changes_nothing",),
+    ),
+    Removal(
         "a unit that is undone has no commit in its trace",
         "pool/group.py",
         "                call.undone(error if refused is None else None)\n",
