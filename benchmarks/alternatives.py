@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
@@ -17,13 +17,17 @@ import psycopg
 from confluent_kafka import KafkaException, Producer
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from prometheus_client import CollectorRegistry
 from psycopg_pool import AsyncConnectionPool
 from sqlalchemy import create_engine, make_url
 
 import dualwrite
 from dualwrite import aio
-from dualwrite.observability import Event, observing, otel_metrics, prometheus
+from dualwrite.console.recent import Recent
+from dualwrite.observability import Event, observing, otel_metrics, otel_traces, prometheus
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.engines import KEPT_CONNECTIONS
 from orders import INSERT_OUTBOX, INSERT_OUTBOX_SQL, INSERT_SQL, Order, debit_and_insert, insert_core, insert_psycopg
@@ -45,8 +49,14 @@ ALTERNATIVES: Final = (PLAIN, NAIVE, OUTBOX, WRITERS, OWN, POOL, DECIDED)
 COUNTED: Final = "pool-counted"
 PROMETHEUS: Final = "pool-prometheus"
 OTEL: Final = "pool-otel"
-OBSERVED: Final = (COUNTED, PROMETHEUS, OTEL)
+UNSAMPLED: Final = "pool-traces-0"
+SAMPLED: Final = "pool-traces-5"
+TRACED: Final = "pool-traces-100"
+EVERYTHING: Final = "pool-everything"
+OBSERVED: Final = (COUNTED, PROMETHEUS, OTEL, UNSAMPLED, SAMPLED, TRACED, EVERYTHING)
 """The pool, with what observes it."""
+_SAMPLED: Final = {UNSAMPLED: 0.0, SAMPLED: 0.05, TRACED: 1.0, EVERYTHING: 0.05}
+"""The part of the units that is traced."""
 
 POOLS: Final = (OWN, POOL, DECIDED, *OBSERVED)
 TITLES: Final = {
@@ -60,6 +70,10 @@ TITLES: Final = {
     COUNTED: "an observer that counts",
     PROMETHEUS: "metrics, Prometheus",
     OTEL: "metrics, OpenTelemetry",
+    UNSAMPLED: "traces, of no unit",
+    SAMPLED: "traces, of 5 % of the units",
+    TRACED: "traces, of each unit",
+    EVERYTHING: "Prometheus, traces of 5 %, console",
 }
 _LIMIT: Final = 60.0
 _POLL: Final = 0.1
@@ -184,25 +198,59 @@ def _arguments(case: Case, target: Target) -> dict[str, Any]:
 @contextmanager
 def _observed(case: Case) -> Iterator[None]:
     """Install what observes the pool, in this process."""
-    if case.alternative == COUNTED:
-        counted: Counter[type[Event]] = Counter()
-        with observing(lambda event: counted.update((type(event),))):
-            yield
-        if not counted:
-            raise RuntimeError("the observer has got no events")
-    elif case.alternative == PROMETHEUS:
-        registry = CollectorRegistry()
-        prometheus.install(registry)
+    with ExitStack() as installed:
+        if case.alternative == COUNTED:
+            installed.enter_context(_counted())
+        if case.alternative in (PROMETHEUS, EVERYTHING):
+            registry = CollectorRegistry()
+            prometheus.install(registry)
+            installed.callback(prometheus.uninstall, registry)
+        if case.alternative == OTEL:
+            meters = MeterProvider(metric_readers=[InMemoryMetricReader()])
+            otel_metrics.install(meters)
+            installed.callback(meters.shutdown)
+            installed.callback(otel_metrics.uninstall, meters)
+        if case.alternative in _SAMPLED:
+            installed.enter_context(_traced(_SAMPLED[case.alternative]))
+        if case.alternative == EVERYTHING:
+            installed.enter_context(observing(Recent()))
         yield
-        prometheus.uninstall(registry)
-    elif case.alternative == OTEL:
-        provider = MeterProvider(metric_readers=[InMemoryMetricReader()])
-        otel_metrics.install(provider)
+
+
+@contextmanager
+def _counted() -> Iterator[None]:
+    counted: Counter[type[Event]] = Counter()
+    with observing(lambda event: counted.update((type(event),))):
         yield
-        otel_metrics.uninstall(provider)
-        provider.shutdown()
-    else:
+    if not counted:
+        raise RuntimeError("the observer has got no events")
+
+
+class _CountedSpans(SpanExporter):
+    """Counts the spans, so that only the process's own part is measured."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.count += len(spans)
+        return SpanExportResult.SUCCESS
+
+
+@contextmanager
+def _traced(part: float) -> Iterator[None]:
+    """Trace this part of the units; each is the root of its trace."""
+    exporter = _CountedSpans()
+    tracers = TracerProvider(sampler=ParentBased(TraceIdRatioBased(part)))
+    tracers.add_span_processor(BatchSpanProcessor(exporter))
+    otel_traces.install(tracers)
+    try:
         yield
+    finally:
+        otel_traces.uninstall()
+        tracers.shutdown()
+    if (exporter.count > 0) != (part > 0):
+        raise RuntimeError(f"{exporter.count} spans, though {part:.0%} of the units are traced")
 
 
 # --- threads ------------------------------------------------------------------------------------------------------------------

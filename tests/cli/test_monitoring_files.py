@@ -1,26 +1,16 @@
-"""The dashboard and the alert rules: every metric and label in them exists; a real Prometheus scrapes, and accepts them.
-
-The tests with Prometheus run where `prometheus` and `promtool` are installed (Debian's package `prometheus`).
-"""
+"""The dashboard and the alert rules: every metric and label in them exists; a real Prometheus scrapes, and accepts them."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import socket
 import subprocess
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from cli.conftest import Scene
 from crash.databases import Databases
@@ -32,18 +22,15 @@ from dualwrite.observability import prometheus
 from dualwrite.observability.metrics import COUNTED, READ
 from dualwrite.settings import Settings
 from fixtures.pace import LIMIT, until
+from fixtures.prometheus_server import DASHBOARD, MONITORING, filled_in, program, scraping
 from pool.pool_scene import both, open_pool
 
 HERE = Path(__file__).parent
-MONITORING = HERE.parents[1] / "examples" / "monitoring"
 ALERTS = yaml.safe_load((MONITORING / "alerts.yml").read_text(encoding="utf-8"))
-DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
 
 METRICS = {metric.name: metric for metric in (*COUNTED, *READ, *exported.EXPORTED)}
 PARTS = ("_bucket", "_sum", "_count")
 _OF_METRIC = re.compile(r"\b(dualwrite_[a-z_]+)(?:\{([^}]*)\})?")
-
-Query = Callable[[str], Any]
 
 
 def rules() -> list[dict[str, Any]]:
@@ -109,51 +96,12 @@ def pool_scene(databases: Databases, broker: DevCluster) -> PoolScene:
 # --- with Prometheus --------------------------------------------------------------------------------------------------------
 
 
-def program(name: str) -> str:
-    """The path of a program of Prometheus."""
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
-
-
 def test_promtool_accepts_the_rules_and_they_fire() -> None:
     for arguments in (["check", "rules", str(MONITORING / "alerts.yml")], ["test", "rules", str(HERE / "alert_cases.yml")]):
         done = subprocess.run(
             [program("promtool"), *arguments], capture_output=True, text=True, timeout=LIMIT, check=False, cwd=HERE
         )
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-@contextmanager
-def scraping(folder: Path, *ports: int) -> Iterator[Query]:
-    """A Prometheus that scrapes these ports; yields what queries it."""
-    configuration = yaml.safe_load((MONITORING / "prometheus.yml").read_text(encoding="utf-8"))
-    configuration["global"]["scrape_interval"] = "1s"
-    configuration["rule_files"] = [str(MONITORING / "alerts.yml")]
-    for job, port in zip(configuration["scrape_configs"], ports, strict=True):
-        job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        own = free.getsockname()[1]
-    command = [program("prometheus"), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    with subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{own}"], stderr=subprocess.DEVNULL) as process:
-
-        def get(path: str) -> Any:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{own}/api/v1/{path}", timeout=LIMIT) as answer:
-                    return json.load(answer)["data"]
-            except ConnectionError:
-                return None
-            except OSError as error:
-                if isinstance(error, urllib.error.HTTPError) and error.code == 400:
-                    pytest.fail(f"{path}: {error.read().decode()}")
-                return None
-
-        try:
-            yield get
-        finally:
-            process.terminate()
 
 
 @pytest.mark.slow
@@ -167,28 +115,18 @@ def test_a_real_prometheus_scrapes_both_and_answers_every_expression(
     with ExitStack() as ending:
         prometheus.install(of_service)
         ending.callback(prometheus.uninstall, of_service)
-        ports = []
-        for registry in (of_service, of_exporter):
-            server, _ = start_http_server(0, "127.0.0.1", registry)
-            ending.callback(server.server_close)
-            ending.callback(server.shutdown)
-            ports.append(server.server_port)
         pool = ending.enter_context(open_pool(pool_scene, size=2))
         pool.run(both, pool_scene, 1)
-        get = ending.enter_context(scraping(tmp_path, *ports))
-
-        def query(expression: str) -> list[Any]:
-            found = get(f"query?{urllib.parse.urlencode({'query': expression})}")
-            return [] if found is None else list(found["result"])
-
+        server = ending.enter_context(scraping(tmp_path, of_service, of_exporter))
+        query = server.query
         prefix = pool_scene.transactional_id
         until(lambda: query(f'dualwrite_units_total{{prefix="{prefix}",outcome="committed"}} > 0'))
         until(lambda: query('dualwrite_open_transactions{prefix="shop",decision="commit"} == 1'))
         assert query('dualwrite_up{side="kafka"} == 1')
         assert query("dualwrite_kafka_stuck_seconds > 0")
-        until(lambda: all(target["health"] == "up" for target in get("targets")["activeTargets"]))
+        until(server.has_scraped_all)
         for expression in expressions():
-            query(expression.replace("$__rate_interval", "1m").replace("$prefix", ".*"))
+            query(filled_in(expression))
         shown = {name for name in METRICS if query(f'count({{__name__=~"{name}(_count)?"}})')}
         used = {metric_of(name) for expression in expressions() for name, _ in _OF_METRIC.findall(expression)}
         assert len(shown & used) > 15, used - shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -259,6 +260,29 @@ def test_a_buffered_observer_does_not_delay_the_work_and_counts_what_it_drops() 
     assert len(seen) + buffered.dropped == 10
     with pytest.raises(ConfigurationError, match="capacity"):
         Buffered(slow, capacity=0)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_buffered_observer_goes_on_in_a_forked_child() -> None:
+    release, seen = threading.Event(), []
+
+    def slow(event: Event) -> None:
+        release.wait(LIMIT)
+        seen.append(event)
+
+    buffered = Buffered(slow, capacity=2)
+    for number in range(5):
+        buffered(LeaseTaken("shop", f"shop.{number}"))  # the thread has one, and the buffer is full
+    if not (child := os.fork()):
+        seen.clear()
+        release.set()
+        buffered(LeaseTaken("shop", "of the child"))
+        buffered.close()
+        os._exit(7 if [event.transactional_id for event in seen if isinstance(event, LeaseTaken)] == ["of the child"] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    release.set()
+    buffered.close()
+    assert len(seen) + buffered.dropped == 5
 
 
 def test_an_observer_is_told_only_while_it_is_added() -> None:

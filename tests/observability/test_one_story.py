@@ -1,11 +1,12 @@
-"""A service under load whose broker is killed: its callers, metrics, traces, log and console tell the same."""
+"""A service under load whose broker is killed: callers, metrics, dashboard, alerts, traces, log and console tell the same."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -14,12 +15,15 @@ from prometheus_client import CollectorRegistry
 import dualwrite
 from console.console_scene import Browser, operator
 from crash.scene import Scene
-from dualwrite import DualWriteError, InDoubtTransactionError, PoolOptions, Timeouts
+from dualwrite import DualWriteError, InDoubtTransactionError, PoolOptions, Settings, Timeouts
+from dualwrite.cli.exported import LATE
+from dualwrite.cli.metrics import Exporter
 from dualwrite.console import console
 from dualwrite.devcluster import DevCluster
 from dualwrite.observability import otel_names, prometheus
 from fixtures.broker import started
 from fixtures.pace import LIMIT, joined, until
+from fixtures.prometheus_server import Prometheus, panel, scraping
 from observability.recorded_spans import RecordedSpans, recording
 from pool.pool_scene import both, open_pool
 
@@ -72,6 +76,31 @@ class Load:
             number += CALLERS
 
 
+class Monitoring:
+    """What the dashboard of the example shows of a prefix, and the alert about Kafka."""
+
+    def __init__(self, server: Prometheus, prefix: str) -> None:
+        self._server = server
+        self._prefix = prefix
+
+    def shows_outage(self) -> bool | None:
+        """Whether Kafka is down, by the service, `dualwrite metrics`, and the alert; None while they do not agree."""
+        service = self._server.value(panel("Outages")) > 0
+        exporter = self._server.value(panel("Sides that answer")) == 1  # the database's
+        alert = bool(self._server.query('ALERTS{alertname="DualwriteSideDown",side="kafka"}'))
+        return service if service == exporter == alert else None
+
+    def shows_units(self, outcomes: Sequence[str]) -> bool:
+        """Whether there are units with these outcomes in the last minute, and with no others."""
+        found = self._server.query(f"{panel('Units per second', self._prefix)} > 0")
+        return {each["metric"]["outcome"] for each in found} == set(outcomes)
+
+    def units(self, outcomes: Sequence[str]) -> list[float]:
+        """The numbers of units with these outcomes."""
+        name = f'dualwrite_units_total{{prefix="{self._prefix}"'
+        return [self._server.value(f'{name},outcome="{outcome}"}}') for outcome in outcomes]
+
+
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
     return registry.get_sample_value(name, labels) or 0.0
 
@@ -92,10 +121,13 @@ def about_kafka(caplog: pytest.LogCaptureFixture, what: str) -> int:
 
 
 @pytest.mark.slow
-def test_callers_metrics_traces_log_and_console_tell_the_same(
-    scene: Scene, broker: DevCluster, caplog: pytest.LogCaptureFixture
+def test_callers_metrics_dashboard_alerts_traces_log_and_console_tell_the_same(
+    scene: Scene, broker: DevCluster, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    registry, prefix = CollectorRegistry(), scene.transactional_id
+    registry, exported, prefix = CollectorRegistry(), CollectorRegistry(), scene.transactional_id
+    url = scene.events.database.url.render_as_string(hide_password=False)
+    settings = Settings(database_url=url, kafka={"bootstrap.servers": broker.bootstrap_servers})
+    exported.register(Exporter(settings, ["database", "kafka"], limit=2.0, late=LATE))
     with ExitStack() as stack:
         stack.enter_context(caplog.at_level(logging.WARNING, "dualwrite"))
         prometheus.install(registry)
@@ -103,6 +135,7 @@ def test_callers_metrics_traces_log_and_console_tell_the_same(
         spans = stack.enter_context(recording())
         brief = Timeouts(claim=LIMIT, kafka=3.0, delivery=2.0)
         pool = stack.enter_context(open_pool(scene, options=PoolOptions(timeout=LIMIT), timeouts=brief))
+        monitoring = Monitoring(stack.enter_context(scraping(tmp_path, registry, exported)), prefix)
         pages = console(pool, authorize=operator)
         stack.callback(pages.close)
         browser = Browser(pages)
@@ -113,18 +146,25 @@ def test_callers_metrics_traces_log_and_console_tell_the_same(
         with Load(pool, scene) as load:
             load.until_more(100)
             until(is_all_read, "a console that has read both sides")
+            until(
+                lambda: monitoring.shows_units(["committed"]) and monitoring.shows_outage() is False, "units in the dashboard"
+            )
             broker.kill()
             until(lambda: bool(load.failed), "a unit that fails")
             until(lambda: value(registry, "dualwrite_outages_total", side="kafka") > 0, "an outage in the metrics")
             until(lambda: not is_all_read(), "the outage in the console")
+            until(monitoring.shows_outage, "the outage in the dashboard, and an alert")
             broker.start(timeout=LIMIT)
             load.until_more(100)
         until(lambda: about_kafka(caplog, "answers again") > 0, "the end of the outage in the log")
         until(is_all_read, "the end of the outage in the console")
+        until(lambda: monitoring.shows_outage() is False, "the end of the outage in the dashboard, and of the alert")
         rates = browser.section("rates")
         names = ("committed", "failed", "in_doubt", "lost")
         outcomes = [value(registry, "dualwrite_units_total", prefix=prefix, outcome=name) for name in names]
         outages = value(registry, "dualwrite_outages_total", side="kafka")
+        until(lambda: monitoring.units(names) == outcomes, "all units at Prometheus")
+        assert monitoring.shows_units([name for name, count in zip(names, outcomes, strict=True) if count])
     committed, failed = len(load.committed), len(load.failed)
     there = set(scene.agree())
     assert set(load.committed) <= there <= {*load.committed, *load.in_doubt}

@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from opentelemetry.sdk.trace import TracerProvider
 from processor_scene import ProcessorScene
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import DeliveryError, MessageFailedError
+from dualwrite.observability import otel_traces
 from dualwrite.processor.dead_letter_topic import DeadLetterTopic
-from dualwrite.processor.dead_letters import REPLAYED_FOR
+from dualwrite.processor.dead_letters import MARK, REPLAYED_FOR
 from fixtures.broker import make_topic, read_topic
 from fixtures.command import output_of
 from fixtures.pace import until, until_recorded
@@ -76,6 +79,54 @@ def test_letters_say_where_they_came_from_and_are_replayed_once(
     assert topic.replay(scene.group) == 0
     assert all(each.is_replayed for each in topic.letters())
     assert scene.agree() == list(range(12))
+
+
+def test_what_was_replayed_is_known_as_long_as_the_letters_are_there(
+    scene: ProcessorScene, failed: tuple[Service, DeadLetterTopic, Any], dead: str
+) -> None:
+    """Kafka forgets the offsets of consumer groups without members: after a week, or whenever somebody deletes the group."""
+    service, topic, _ = failed
+    service.is_mended = True
+    assert topic.replay(scene.group) == 3
+    admin = AdminClient({"bootstrap.servers": scene.broker.bootstrap_servers})
+    groups = [each.group_id for each in admin.list_consumer_groups().result().valid]
+    assert scene.group in groups
+    assert not [each for each in groups if dead in each]
+    marks = [each.value() for each in read_topic(scene.broker.bootstrap_servers, dead) if each.value() == MARK]
+    assert 1 <= len(marks) <= 2, "one for each partition of the dead-letter topic that has letters"
+
+
+def test_traces_are_in_no_letters_way(scene: ProcessorScene, dead: str) -> None:
+    """A tracer adds its headers to the dead letter of a message without any, and to the mark of a replay."""
+    service = Service(scene)
+    topic = DeadLetterTopic(dead, scene.broker.bootstrap_servers)
+    scene.produce(range(12))
+    otel_traces.install(TracerProvider())
+    try:
+        with scene.running(service.handle, attempts=1, dead_letter_topic=dead):
+            until(lambda: len(topic.letters()) == 3, lambda: f"{topic.letters()}")
+            assert {name for each in topic.letters() for name, _ in each.headers} == {"traceparent"}
+            service.is_mended = True
+            assert topic.replay(scene.group) == 3
+            scene.wait_for(range(12))
+            assert topic.replay(scene.group) == 0
+    finally:
+        otel_traces.uninstall()
+    assert scene.agree() == list(range(12))
+
+
+def test_a_processor_of_the_dead_letter_topic_does_not_get_marks(
+    scene: ProcessorScene, make_scene: Callable[[str], ProcessorScene], failed: tuple[Service, DeadLetterTopic, Any], dead: str
+) -> None:
+    service, topic, _ = failed
+    service.is_mended = True
+    assert topic.replay(scene.group) == 3
+    second = make_scene("sqlite")
+    second.source = dead
+    with second.running() as running:
+        second.wait_for(BAD)
+        assert not running.has_ended
+    assert second.agree() == list(BAD)
 
 
 def test_a_letter_that_fails_again_is_a_new_one(scene: ProcessorScene, failed: tuple[Service, DeadLetterTopic, Any]) -> None:

@@ -1218,12 +1218,20 @@ PROMISES: Final = (
     Removal(
         "a dead letter of a processor is replayed once",
         "processor/dead_letter_topic.py",
-        "tx.send_offsets(consumer, {(self._topic, letter.partition): letter.offset + 1 for letter in lot})",
+        "tx.send(self._topic, MARK, key=key, headers=mark_headers(group, through), partition=partition)",
         "pass",
         (
             "processor/test_dead_letter_topic.py::test_letters_say_where_they_came_from_and_are_replayed_once",
             "processor/test_dead_letter_topic.py::test_the_commands",
         ),
+        hangs=True,
+    ),
+    Removal(
+        "a dead letter is found whatever headers a tracer has added",
+        "processor/dead_letters.py",
+        "if tuple(name for name, _ in headers[last:after]) != _OURS:",
+        "if tuple(name for name, _ in headers[last:]) != _OURS:",
+        ("processor/test_dead_letter_topic.py::test_traces_are_in_no_letters_way",),
         hangs=True,
     ),
     Removal(

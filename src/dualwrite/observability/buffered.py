@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from queue import Full, Queue
 from typing import Final
 
@@ -18,7 +20,8 @@ _CLOSE_LIMIT: Final = 5.0
 class Buffered:
     """Calls an observer in a thread of its own, so that it may take long without delaying the work.
 
-    If the observer is too slow, events that find the buffer full are dropped and counted: the work never waits.
+    If the observer is too slow, events that find the buffer full are dropped and counted: the work never waits. After a fork
+    the child has a thread of its own; what was waiting is the parent's.
 
     Args:
         observer: The observer.
@@ -36,7 +39,12 @@ class Buffered:
             raise ConfigurationError(f"The capacity must be at least 1, not {capacity!r}.")
         self.dropped = 0
         self._observer = Guarded(observer)
-        self._events: Queue[Event | None] = Queue(capacity)
+        self._capacity = capacity
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        self._events: Queue[Event | None] = Queue(self._capacity)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -72,3 +80,16 @@ class Buffered:
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
             self._observer(event)
+
+
+_all: Final[weakref.WeakSet[Buffered]] = weakref.WeakSet()
+
+
+def _begin_again() -> None:
+    """After a fork: the thread is gone, and may have held a lock."""
+    for buffered in list(_all):
+        buffered._begin()  # noqa: SLF001  (of this module)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_again)

@@ -40,6 +40,8 @@ _MOST_TRANSACTIONS: Final = 10_000
 _FAILED: Final = frozenset({"LOST", "UNVERIFIED"})
 """Outcomes of recovery that are errors."""
 
+_NO_CONTEXT: Final = Context()
+
 _lock: Final = threading.Lock()
 _installed: tuple[TracerProvider | None, TextMapPropagator | None, _Traces] | None = None
 
@@ -86,16 +88,14 @@ class _Unit:
 
     Attributes:
         span: The span.
-        context: A context with it, for its children.
         outcome: What the events of its transaction say, before its end is known.
         is_over: Whether it has ended without taking part in the commit.
     """
 
-    __slots__ = ("_raised", "context", "is_over", "outcome", "span")
+    __slots__ = ("_raised", "is_over", "outcome", "span")
 
     def __init__(self, span: Span) -> None:
         self.span = span
-        self.context = trace.set_span_in_context(span, Context())
         self.outcome: str | None = None
         self.is_over = False
         self._raised: BaseException | None = None
@@ -282,7 +282,7 @@ class _Traces:
         """Make a span of a step that has just ended, in the trace of each unit."""
         end = time.time_ns()
         start = end - round(seconds * 1e9)
-        transaction.last = end
+        is_first, transaction.last = not transaction.last, end
         attributes: dict[str, str | int] = {names.TRANSACTIONAL_ID: event.transactional_id, names.LANE: event.lane}
         kind = SpanKind.INTERNAL
         if name != names.DATABASE_COMMIT:
@@ -291,8 +291,10 @@ class _Traces:
         if messages:
             attributes[names.MESSAGE_COUNT] = messages
         for unit in transaction.taking_part:
-            unit.note(names.LANE, event.lane)
-            span = self._tracer.start_span(name, context=unit.context, kind=kind, attributes=attributes, start_time=start)
+            if is_first:
+                unit.note(names.LANE, event.lane)
+            parent = trace.set_span_in_context(unit.span, _NO_CONTEXT)
+            span = self._tracer.start_span(name, context=parent, kind=kind, attributes=attributes, start_time=start)
             if error is not None:
                 record_error(span, error)
             span.end(end)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypeVar
+from types import TracebackType
+from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 log: Final = logging.getLogger(__name__)
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 JobStep: TypeAlias = Literal["write", "task", "commit", "abort", "commit database", "commit kafka"]
 """A step of a job: the driver begins the write, tasks run, the driver commits (on both sides) or aborts."""
@@ -135,26 +136,34 @@ NO_TRACE: Final[UnitTrace] = _NoTrace()
 class _GuardedTrace:
     """A tracer's trace of a unit, whose errors are logged."""
 
+    __slots__ = ("_has_ended", "_trace")
+
     def __init__(self, trace: UnitTrace) -> None:
         self._trace = trace
         self._has_ended = False
 
     def current(self) -> AbstractContextManager[object]:
-        return _block(lambda: self._trace.current())  # noqa: PLW0108  (reading the attribute may fail, too)
+        return _Block(lambda: self._trace.current())  # noqa: PLW0108  (reading the attribute may fail, too)
 
     def end(self, error: BaseException | None) -> None:
         if not self._has_ended:
             self._has_ended = True
-            _guarded(lambda: self._trace.end(error), None)
+            try:
+                self._trace.end(error)
+            except Exception as failed:  # noqa: BLE001  (a tracer can't fail the work)
+                _log_once(failed)
 
 
 def unit_trace(name: str, transactional_id: str, number: int, waited: float = 0.0) -> UnitTrace:
     """The trace of a unit that is about to run; one that does nothing if there is no tracer. It may be ended repeatedly."""
-    if tracer is None:
-        return NO_TRACE
     current = tracer
-    trace = _guarded(lambda: current.unit(name, transactional_id, number, waited), None)
-    return NO_TRACE if trace is None else _GuardedTrace(trace)
+    if current is None:
+        return NO_TRACE
+    try:
+        return _GuardedTrace(current.unit(name, transactional_id, number, waited))
+    except Exception as error:  # noqa: BLE001  (as above)
+        _log_once(error)
+        return NO_TRACE
 
 
 @contextmanager
@@ -172,29 +181,30 @@ def traced(messages: list[M]) -> list[M]:
     current = tracer
     if current is None or not messages:
         return messages
-    return _guarded(lambda: [_with(message, added) for added in [current.sending(messages)] for message in messages], messages)
+    try:
+        added = list(current.sending(messages))
+        for _, content in added:
+            if not isinstance(content, bytes):
+                raise TypeError(f"a tracer must return bytes for headers, not {type(content).__name__}")  # noqa: TRY301  (its error)
+        return [_with(message, added) for message in messages] if added else messages
+    except Exception as error:  # noqa: BLE001  (as above)
+        _log_once(error)
+        return messages
 
 
-def _with(message: M, added: Sequence[tuple[str, bytes]]) -> M:
+def _with(message: M, added: list[tuple[str, bytes]]) -> M:
     """A message with more headers, unless it has them."""
-    if not added:
-        return message
-    own = message.headers or []
+    own = message.headers
+    if not own:
+        return message._replace(headers=[*added])
     names = {name for name, _ in own}
-    headers: list[tuple[str, bytes | None]] = [*own, *((name, _bytes(content)) for name, content in added if name not in names)]
-    return message._replace(headers=headers)
-
-
-def _bytes(content: object) -> bytes:
-    if not isinstance(content, bytes):
-        raise TypeError(f"a tracer must return bytes for headers, not {type(content).__name__}")
-    return content
+    return message._replace(headers=[*own, *(each for each in added if each[0] not in names)])
 
 
 def processing(group_id: str, messages: Sequence[Any]) -> AbstractContextManager[object]:
     """A block around the processing of a batch of messages."""
     current = tracer
-    return _NO_BLOCK if current is None else _block(lambda: current.processing(group_id, messages))
+    return _NO_BLOCK if current is None else _Block(lambda: current.processing(group_id, messages))
 
 
 def processing_one(message: Any, *, of: Sequence[Any]) -> AbstractContextManager[object]:
@@ -202,7 +212,7 @@ def processing_one(message: Any, *, of: Sequence[Any]) -> AbstractContextManager
     current = tracer
     if current is None or len(of) == 1:
         return _NO_BLOCK
-    return _block(lambda: current.processing(None, [message]))
+    return _Block(lambda: current.processing(None, [message]))
 
 
 @contextmanager
@@ -212,34 +222,39 @@ def job_step(step: JobStep, carrier: Carrier = (), **attributes: str | int) -> I
     if current is None:
         yield carrier
         return
-    with _block(lambda: current.job_step(step, carrier, attributes)) as found:
+    with _Block(lambda: current.job_step(step, carrier, attributes)) as found:
         yield carrier if found is None else found
 
 
-@contextmanager
-def _block(make: Callable[[], AbstractContextManager[T]]) -> Iterator[T | None]:
+class _Block(Generic[T_co]):
     """A tracer's block, whose errors are logged; the user's errors pass through."""
-    span = _guarded(make, None)
-    if span is None:
-        yield None
-        return
-    entered = _guarded(lambda: span.__enter__(), None)  # noqa: PLW0108  (as above)
-    try:
-        yield entered
-    except BaseException as error:
-        raised = error
-        _guarded(lambda: span.__exit__(type(raised), raised, raised.__traceback__), None)
-        raise
-    _guarded(lambda: span.__exit__(None, None, None), None)
+
+    __slots__ = ("_block", "_make")
+
+    def __init__(self, make: Callable[[], AbstractContextManager[T_co]]) -> None:
+        self._make = make
+        self._block: AbstractContextManager[object] = _NO_BLOCK
+
+    def __enter__(self) -> T_co | None:
+        try:
+            block = self._make()
+            entered = block.__enter__()
+            self._block = block
+        except Exception as error:  # noqa: BLE001  (as above)
+            _log_once(error)
+            return None
+        return entered
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._block.__exit__(kind, error, trace)
+        except Exception as failed:  # noqa: BLE001  (as above)
+            _log_once(failed)
 
 
-def _guarded(function: Callable[[], T], otherwise: T) -> T:
-    """What a tracer's function returns; `otherwise` if it fails."""
+def _log_once(error: Exception) -> None:
+    """Log an error of the tracer, if it is its first."""
     global _has_failed  # noqa: PLW0603  (as above)
-    try:
-        return function()
-    except Exception:
-        if not _has_failed:
-            _has_failed = True
-            log.exception("the tracer has failed; this is logged once, and the work goes on without it")
-        return otherwise
+    if not _has_failed:
+        _has_failed = True
+        log.error("the tracer has failed; this is logged once, and the work goes on without it", exc_info=error)

@@ -1,4 +1,4 @@
-"""Read the committed messages of a topic, once no transaction is open on it any more: all, or those since a test began."""
+"""Read the committed messages of a topic, once what was sent to it is decided: all, or those since a test began."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def read_committed(
     since: Mapping[int, int] | None = None,
     timeout: float = 30.0,
 ) -> list[CommittedMessage]:
-    """Every committed message of a topic, in order of partition and offset.
+    """Every committed message that a topic has when this is called, in order of partition and offset.
 
-    Waits until the last stable offset has reached the end of every partition, so that a missing message is really missing, and
-    not just hidden behind an open transaction.
+    Waits until the last stable offset has reached the end that each partition had at first, so that a missing message is really
+    missing, and not just hidden behind an open transaction.
 
     Args:
         kafka: Settings in librdkafka's names, or `host:port`.
@@ -86,7 +86,7 @@ class SentMessages:
     def __call__(self, topic: str | Topic[Any, Any], *, timeout: float | None = None) -> list[CommittedMessage]:
         """The messages of a topic, in order of partition and offset; none if there is no such topic.
 
-        Waits until no transaction is open on the topic, so that a message that is missing is really missing.
+        Waits until the transactions on the topic have ended, so that a message that is missing is really missing.
 
         Args:
             topic: The topic's name, or a Topic.

@@ -1,4 +1,4 @@
-"""Read the committed messages of a topic to its end, once no transaction is open on it any more."""
+"""Read the committed messages of a topic, up to its end at the beginning of the call."""
 
 from __future__ import annotations
 
@@ -39,17 +39,19 @@ def committed_messages(
     topic: str,
     *,
     since: Mapping[int, int] | None = None,
+    is_settled: bool = True,
     timeout: float,
 ) -> list[Message]:
-    """Every committed message of a topic, in order of partition and offset.
+    """Every committed message that a topic has when this is called, in order of partition and offset.
 
-    Waits until the last stable offset has reached the end of every partition, so that a missing message is really missing, and
-    not just hidden behind an open transaction.
+    Waits until the last stable offset has reached the end that each partition had at first, so that a missing message is really
+    missing, and not just hidden behind an open transaction.
 
     Args:
         kafka: Settings in librdkafka's names, or `host:port`.
         topic: The topic.
         since: The first offset to read in each partition; where there is none, the beginning.
+        is_settled: False: do not wait for open transactions, and return what consumers see now.
         timeout: Seconds to wait for open transactions to end, and then for the messages.
 
     Raises:
@@ -59,7 +61,7 @@ def committed_messages(
             timeout.
     """
     settings = _settings(kafka)
-    ends = _stable_ends(settings, topic, timeout)
+    ends = _ends(settings, topic, is_settled=is_settled, timeout=timeout)
     starts = {number: (since or {}).get(number, 0) for number in ends}
     consumer = Consumer(
         {
@@ -101,7 +103,8 @@ def _settings(kafka: str | Mapping[str, Any] | KafkaConfig) -> dict[str, Any]:
     return {**config.properties, "bootstrap.servers": config.servers, "log_level": 4}  # no notices about cleanup
 
 
-def _stable_ends(settings: dict[str, Any], topic: str, timeout: float) -> dict[int, int]:
+def _ends(settings: dict[str, Any], topic: str, *, is_settled: bool, timeout: float) -> dict[int, int]:
+    """The end of each partition, once what is before it is decided; or where the first open transaction begins."""
     admin = AdminClient(settings)
     with _unavailability(f"Topic {topic!r}"):
         found = admin.list_topics(topic, timeout=timeout).topics[topic]
@@ -109,6 +112,7 @@ def _stable_ends(settings: dict[str, Any], topic: str, timeout: float) -> dict[i
         raise UnknownTopicError(f"Topic {topic!r} can't be read: {found.error.str()}.")
     partitions = [TopicPartition(topic, number) for number in found.partitions]
     deadline = time.monotonic() + timeout
+    wanted: dict[int, int] = {}
     while True:
         try:
             with _unavailability(f"Topic {topic!r}"):
@@ -122,10 +126,13 @@ def _stable_ends(settings: dict[str, Any], topic: str, timeout: float) -> dict[i
             time.sleep(_POLL)
             admin = AdminClient(settings)  # librdkafka's keeps the leader epoch that it knows
             continue
-        if ends == stable:
-            return ends
+        if not is_settled:
+            return stable
+        wanted = {number: min(end, wanted.get(number, end)) for number, end in ends.items()}  # lower after a lost leader
+        waiting = sorted(number for number, end in wanted.items() if stable[number] < end)
+        if not waiting:
+            return wanted
         if time.monotonic() > deadline:
-            waiting = sorted(p for p in ends if ends[p] != stable[p])
             raise OpenTransactionsError(
                 f"Transactions stay open on topic {topic!r}, partitions {waiting}.",
                 next_step="recover them: `dualwrite recover`",
@@ -168,8 +175,12 @@ def _read(consumer: Consumer, topic: str, starts: Mapping[int, int], ends: Mappi
                 if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  (librdkafka's own code, public)
                     waiting.discard(message.partition())
                 continue
-            messages.append(message)
             deadline = time.monotonic() + timeout
+            after = message.offset() + 1 - ends[message.partition()]
+            if after >= 0:  # it is the last one, or was sent since
+                waiting.discard(message.partition())
+            if after <= 0:
+                messages.append(message)
         if time.monotonic() > deadline:
             raise BrokerUnavailableError(f"Topic {topic!r} was not read to its end; remaining partitions: {sorted(waiting)}.")
     return messages
