@@ -1134,8 +1134,8 @@ PROMISES: Final = (
     Removal(
         "an error of a tracer does not reach the work",
         "observability/tracing.py",
-        "    except Exception:\n        if not _has_failed:\n            _has_failed = True\n            log.exception(",
-        "    except Exception:\n        if True:\n            raise\n            log.exception(",
+        "    if not _has_failed:\n        _has_failed = True\n        log.error(",
+        "    raise error\n    if not _has_failed:\n        _has_failed = True\n        log.error(",
         (
             "observability/test_events.py::test_a_tracer_that_fails_is_logged_once_and_the_work_goes_on",
             "observability/test_otel_traces.py::test_a_tracer_that_fails_never_fails_the_work",
