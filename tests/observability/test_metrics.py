@@ -81,6 +81,8 @@ CASES: list[tuple[Event, dict[tuple[str, ...], float]]] = [
         events.TaskPrepared("job", "spark.3.0", 9, 2.0),
         {("job_tasks_total", "spark"): 1, ("job_task_seconds_sum", "spark"): 2.0},
     ),
+    (events.TaskFailed("job", "spark.3.0", ValueError(), 2.0), {("job_tasks_failed_total", "spark"): 1}),
+    (events.JobAborted("spark", "job"), {("jobs_aborted_total", "spark"): 1}),
     (events.JobCommitted("job", 4, 2.0), {("jobs_total",): 1, ("job_commit_seconds_sum",): 2.0}),
     (events.OutageBegan("Kafka at k:9092", "x"), {("outages_total", "kafka"): 1}),
     (events.OutageEnded("The database db", 3.0), {("outage_seconds_total", "database"): 3.0}),

@@ -1134,12 +1134,33 @@ PROMISES: Final = (
     Removal(
         "an error of a tracer does not reach the work",
         "observability/tracing.py",
-        "    except Exception:\n        if not _has_failed:\n            _has_failed = True\n            log.exception(",
-        "    except Exception:\n        if True:\n            raise\n            log.exception(",
+        "    if not _has_failed:\n        _has_failed = True\n        log.error(",
+        "    raise error\n    if not _has_failed:\n        _has_failed = True\n        log.error(",
         (
             "observability/test_events.py::test_a_tracer_that_fails_is_logged_once_and_the_work_goes_on",
             "observability/test_otel_traces.py::test_a_tracer_that_fails_never_fails_the_work",
         ),
+    ),
+    Removal(
+        "a commit on Kafka alone that is not answered is no database's in its trace",
+        "observability/otel_traces.py",
+        "        self.is_decided = not has_database\n",
+        "        self.is_decided = False\n",
+        ("observability/test_kafka_writer_traces.py::test_an_unanswered_commit_of_kafka_has_the_error",),
+    ),
+    Removal(
+        "spans of a Spark process are exported before Spark ends it",
+        "observability/otel_jobs.py",
+        "                self._flush()\n",
+        "                pass\n",
+        ("spark/test_spark_traces.py::test_a_job_is_one_trace_though_a_task_is_killed",),
+    ),
+    Removal(
+        "an observer of Spark's processes that can't be installed fails no task",
+        "spark/observing.py",
+        "        log.exception(",
+        "        raise\n        log.exception(",
+        ("spark/test_spark_traces.py::test_an_observer_that_fails_changes_nothing",),
     ),
     Removal(
         "a unit that is undone has no commit in its trace",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WARM = Path(__file__).with_name("warm")
-"""What makes Python workers start quicker; see its one file."""
+"""In the path of Python workers: what makes them start quicker, and what the option `observe` calls."""
 
 MASTER = "local[2,3]"
 """Two tasks at a time, each tried up to three times."""

@@ -58,6 +58,10 @@ OTHERS = {
     "producer": "native",
     "twoPhase": "true",
     "markRepublished": "true",
+    "observe": "service.tracing:install",
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "tracestate": "vendor=1",
+    "baggage": "user=1",
     "claimTimeout": "7",
     "kafkaTimeout": "7",
     "deliveryTimeout": "7",
@@ -106,6 +110,7 @@ def test_urls(url: str, user: str | None, password: str | None, expected: str) -
         ({"numPartitions": "0"}, "numPartitions must be an integer of at least 1, not '0'"),
         ({"commitTimeout": "soon"}, "commitTimeout must be a number of seconds greater than 0, not 'soon'"),
         ({"kafkaTimeout": "nan"}, "kafkaTimeout must be a number of seconds greater than 0, not 'nan'"),
+        ({"observe": "install"}, "observe must be module:function, not 'install'"),
         ({"twoPhase": "maybe"}, "twoPhase must be one of true, false, not 'maybe'"),
     ],
 )

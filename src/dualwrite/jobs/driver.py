@@ -25,8 +25,8 @@ from dualwrite.jobs.job_tables import Marker, StagedRows
 from dualwrite.jobs.rules import JobRun, Prepared, TaskOutcome
 from dualwrite.jobs.task import Sink
 from dualwrite.logs import SubjectLogger
-from dualwrite.observability import observers
-from dualwrite.observability.events import JobCommitted
+from dualwrite.observability import observers, tracing
+from dualwrite.observability.events import JobAborted, JobCommitted
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
@@ -92,9 +92,13 @@ class JobCommitter:
             check_cluster(self._site.store, self._site.coordinator, [winner.transactional_id for winner in winners])
         else:  # a task without rows does not open the run
             open_run(self._site, run, owner=describe_owner("job commit"), staging_table=self._sink.staging_table)
-        verdict = self._decide(run, winners, rows)
+        with tracing.job_step("commit database"):
+            verdict = self._decide(run, winners, rows)
         hit("job_after_commit")
-        completed = complete(self._site, winners) if verdict.decided is Decided.COMMITTED else RecoveryReport()
+        completed = RecoveryReport()
+        if verdict.decided is Decided.COMMITTED:
+            with tracing.job_step("commit kafka"):
+                completed = complete(self._site, winners)
         hit("job_after_complete")
         rest = self._resolve_rest(verdict, completed={one.transactional_id for one in completed.ids})
         self._clear_staging(run, verdict, winners)
@@ -165,6 +169,8 @@ class JobCommitter:
         self._clear_staging(run, verdict)
         RecoveryReport(report.failed).raise_for_problems()
         log.warning("its run ended: %s", verdict.decided.value, job=run.name)
+        if verdict.decided is Decided.ABORTED and observers.installed:
+            observers.notify(JobAborted(run.prefix, run.name))
 
     def _resolve_rest(self, verdict: Verdict, *, completed: Collection[str] = ()) -> RecoveryReport:
         """Resolve what is still open: transactions of lost attempts, of earlier runs, and of the committed run's winners."""

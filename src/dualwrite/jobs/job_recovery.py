@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -114,7 +115,8 @@ def _in_parallel(site: OpenSite, claims: Sequence[Claim], resolve: Callable[[Cla
     if not claims:
         return RecoveryReport()
     with ThreadPoolExecutor(min(site.site.parallelism, len(claims)), "dualwrite-resolve") as threads:
-        return RecoveryReport(tuple(threads.map(one, claims)))
+        contexts = [copy_context() for _ in claims]  # what is traced belongs to the step of the job
+        return RecoveryReport(tuple(threads.map(lambda context, claim: context.run(one, claim), contexts, claims)))
 
 
 def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> RecoveryReport:

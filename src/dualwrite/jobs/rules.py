@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Final
 
 from dualwrite.errors import BatchRefusedError, InvalidTransactionalIdError, JobClosedError, PrefixLeasedError, shell_word
+from dualwrite.observability.tracing import Carrier
 from dualwrite.state import Delivery, PreparedTxnState
 from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH, validate_transactional_id
 
@@ -42,6 +43,7 @@ class JobRun:
         token: A unique token of this run.
         bound_to: What the job's name stands for: a query, or a table and a topic. A batch that is committed for something else
             must not count as this one's.
+        carrier: The context of the write's trace, for its tasks and its commit; empty if it has none.
     """
 
     prefix: str
@@ -50,6 +52,7 @@ class JobRun:
     keeps_lease: bool = False
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     bound_to: str = ""
+    carrier: Carrier = field(default=(), compare=False, repr=False)
 
     @property
     def name(self) -> str:

@@ -27,7 +27,7 @@ from dualwrite.jobs.rules import AttemptId, JobRun, Opening, Prepared, TaskOutco
 from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
 from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers
-from dualwrite.observability.events import TaskPrepared
+from dualwrite.observability.events import TaskFailed, TaskPrepared
 from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import Claim
@@ -100,7 +100,16 @@ class TaskAttempt(Generic[Batch]):
             ClusterMismatchError: The id was used on another Kafka cluster.
             DualWriteError: As for the steps of the recipe.
         """
-        remaining, began = iter(batches), time.monotonic()
+        began = time.monotonic()
+        try:
+            return self._write(batches, began)
+        except BaseException as error:
+            if observers.installed:
+                observers.notify(TaskFailed(self._run.name, str(self._id), error, time.monotonic() - began))
+            raise
+
+    def _write(self, batches: Iterable[Batch], began: float) -> TaskOutcome:
+        remaining = iter(batches)
         with self._heartbeats_before_claim():
             first = next(remaining, None)
             if first is None:

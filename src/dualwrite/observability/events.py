@@ -54,7 +54,13 @@ class TransactionEvent(Event):
 
 @dataclass(slots=True, eq=False)
 class TransactionBegun(TransactionEvent):
-    """A transaction has begun."""
+    """A transaction has begun.
+
+    Args:
+        has_database: False for a KafkaWriter's, which Kafka's commit decides: StateRecorded and DatabaseCommitted are missing.
+    """
+
+    has_database: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -350,6 +356,36 @@ class TaskPrepared(Event):
     transactional_id: str
     messages: int
     seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class TaskFailed(Event):
+    """An attempt of a task has failed, on an executor; the engine may try it again. One that is killed can't tell.
+
+    Args:
+        job: The job's name.
+        transactional_id: The task's id.
+        error: Why: a JobClosedError or FencedError if it has outlived its run, or another attempt has its id.
+        seconds: The duration of the attempt.
+    """
+
+    job: str
+    transactional_id: str
+    error: BaseException
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class JobAborted(Event):
+    """The driver has aborted a run of a job, or of a micro-batch.
+
+    Args:
+        prefix: The prefix of its tasks.
+        job: The job's name.
+    """
+
+    prefix: str
+    job: str
 
 
 @dataclass(slots=True, eq=False)

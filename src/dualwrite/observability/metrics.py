@@ -95,7 +95,9 @@ RELAYED_ROWS: Final = _counter("relayed_rows", "Rows of outboxes, and entries of
 RELAY_SECONDS: Final = _seconds("relay", "Duration of the transactions of relays and of journals.", "prefix")
 TASKS: Final = _counter("job_tasks", "Tasks of jobs that were prepared, counted on executors.", "prefix")
 TASK_SECONDS: Final = _seconds("job_task", "Duration of the tasks of jobs.", "prefix")
+TASKS_FAILED: Final = _counter("job_tasks_failed", "Attempts of jobs' tasks that have failed, counted on executors.", "prefix")
 JOBS: Final = _counter("jobs", "Batches of jobs that were committed, counted on drivers.")
+JOBS_ABORTED: Final = _counter("jobs_aborted", "Runs of jobs that were aborted, counted on drivers.", "prefix")
 JOB_SECONDS: Final = _seconds("job_commit", "Duration of the commits of jobs.")
 OUTAGES: Final = _counter("outages", "Times that a side did not answer: kafka or database.", "side")
 OUTAGE_SECONDS: Final = _counter("outage_seconds", "Seconds in which a side did not answer, counted at their end.", "side")
@@ -103,7 +105,8 @@ OUTAGE_SECONDS: Final = _counter("outage_seconds", "Seconds in which a side did 
 COUNTED: Final = (
     *(TRANSACTIONS, TRANSACTION_SECONDS, STEP_SECONDS, MESSAGES, UNITS, UNIT_SECONDS, UNIT_WAITED_SECONDS, GROUP_UNITS),
     *(LEASES_TAKEN, LEASES_LOST, RECOVERIES, PUBLISHED_AGAIN, JOURNAL_OPENINGS, BATCHES, BATCH_SECONDS, PROCESSED),
-    *(DEAD_LETTERS, RELAYED_ROWS, RELAY_SECONDS, TASKS, TASK_SECONDS, JOBS, JOB_SECONDS, OUTAGES, OUTAGE_SECONDS),
+    *(DEAD_LETTERS, RELAYED_ROWS, RELAY_SECONDS, TASKS, TASK_SECONDS, TASKS_FAILED, JOBS),
+    *(JOBS_ABORTED, JOB_SECONDS, OUTAGES, OUTAGE_SECONDS),
 )
 """The metrics that events change."""
 
@@ -185,7 +188,9 @@ class MetricsObserver:
             events.DeadLettered: self._dead_lettered,
             events.RowsRelayed: self._relayed,
             events.TaskPrepared: self._task_prepared,
+            events.TaskFailed: self._task_failed,
             events.JobCommitted: self._job_committed,
+            events.JobAborted: self._job_aborted,
             events.OutageBegan: self._outage_began,
             events.OutageEnded: self._outage_ended,
         }
@@ -269,6 +274,12 @@ class MetricsObserver:
         prefix = prefix_of(prefix_of(event.transactional_id))  # without its attempt and its partition
         self._change(TASKS, prefix)(1)
         self._change(TASK_SECONDS, prefix)(event.seconds)
+
+    def _task_failed(self, event: events.TaskFailed) -> None:
+        self._change(TASKS_FAILED, prefix_of(prefix_of(event.transactional_id)))(1)
+
+    def _job_aborted(self, event: events.JobAborted) -> None:
+        self._change(JOBS_ABORTED, event.prefix)(1)
 
     def _job_committed(self, event: events.JobCommitted) -> None:
         self._change(JOBS)(1)

@@ -57,6 +57,13 @@ LOST: Final = "lost"
 WAS_IN_DOUBT: Final = "dualwrite.was_in_doubt"
 """True if the outcome was unknown for a moment, and the writer has found out that the transaction committed."""
 
+JOB: Final = "dualwrite.job"
+"""The batch of a job, such as "batch 0 of job 'load'"."""
+
+JOB_PARTITION: Final = "dualwrite.job.partition"
+JOB_ATTEMPT: Final = "dualwrite.job.attempt"
+"""A task's partition and the number of its attempt, both from 0."""
+
 RECOVERY_OUTCOME: Final = "dualwrite.recovery.outcome"
 """The value of a `dualwrite.Outcome`."""
 
@@ -70,3 +77,7 @@ DATABASE_COMMIT: Final = "commit database"
 KAFKA_COMMIT: Final = "commit kafka"
 RECOVER: Final = "recover"
 PUBLISH_AGAIN: Final = "publish again"
+JOB_WRITE: Final = "write job"
+JOB_TASK: Final = "task"
+JOB_COMMIT: Final = "commit job"
+JOB_ABORT: Final = "abort job"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
@@ -30,8 +30,9 @@ except ImportError as error:
 from dualwrite.observability import events, tracing
 from dualwrite.observability import otel_names as names
 from dualwrite.observability.observers import add_observer, remove_observer
+from dualwrite.observability.otel_jobs import JobSpans
 from dualwrite.observability.otel_messages import MessageSpans, record_error
-from dualwrite.observability.tracing import SentMessage, UndoneError
+from dualwrite.observability.tracing import Carrier, JobStep, SentMessage, UndoneError
 
 _MOST_TRANSACTIONS: Final = 10_000
 """Transactions without an end are forgotten, the oldest first: an interrupt has ended them before they could report it."""
@@ -152,15 +153,17 @@ class _Transaction:
 
     Attributes:
         units: Those that have begun in it.
-        is_decided: Whether the database has committed.
+        is_decided: Whether the database has committed, or there is none: the next commit is Kafka's.
+        has_database: False if it is on Kafka alone.
         last: When its last step has ended, in nanoseconds since 1970; 0 before the first one.
     """
 
-    __slots__ = ("is_decided", "last", "units")
+    __slots__ = ("has_database", "is_decided", "last", "units")
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_database: bool = True) -> None:
         self.units: list[_Unit] = []
-        self.is_decided = False
+        self.has_database = has_database
+        self.is_decided = not has_database
         self.last = 0
 
     @property
@@ -177,8 +180,12 @@ class _Traces:
         messages = MessageSpans(self._tracer, propagator)
         self.sending: Callable[[Sequence[SentMessage]], Sequence[tuple[str, bytes]]] = messages.sending
         self.processing: Callable[[str | None, Sequence[Any]], AbstractContextManager[object]] = messages.processing
+        self.job_step: Callable[[JobStep, Carrier, Mapping[str, str | int]], AbstractContextManager[Carrier]] = JobSpans(
+            self._tracer, tracer_provider, propagator
+        ).step
         self._open: dict[int, _Transaction] = {}
         self._observers: dict[type[events.Event], Callable[[Any], object]] = {
+            events.TransactionBegun: self._begun,
             events.GroupFormed: self._formed,
             events.MessagesDelivered: self._delivered,
             events.DatabaseCommitted: self._decided,
@@ -209,6 +216,10 @@ class _Traces:
         if observer is not None:
             observer(event)
 
+    def _begun(self, event: events.TransactionBegun) -> None:
+        if not event.has_database:
+            self._open[event.number] = _Transaction(has_database=False)
+
     def _formed(self, event: events.GroupFormed) -> None:
         if (found := self._open.get(event.number)) is not None:
             for unit in found.taking_part:
@@ -230,7 +241,7 @@ class _Traces:
             return
         if not found.is_decided:  # COMMIT was not answered: this has found out
             self._step(found, event, names.DATABASE_COMMIT, event.steps.database_commit)
-        elif event.outcome == "published" and event.messages:
+        elif event.outcome == "published" and (event.messages or not found.has_database):  # at least the offsets
             self._step(found, event, names.KAFKA_COMMIT, event.steps.kafka_commit, messages=event.messages)
         for unit in found.taking_part:
             unit.outcome = names.JOURNALED if event.outcome == "journaled" else names.COMMITTED

@@ -8,12 +8,20 @@ exception, that is logged once, and the work goes on without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 log: Final = logging.getLogger(__name__)
+
+T_co = TypeVar("T_co", covariant=True)
+
+JobStep: TypeAlias = Literal["write", "task", "commit", "abort", "commit database", "commit kafka"]
+"""A step of a job: the driver begins the write, tasks run, the driver commits (on both sides) or aborts."""
+
+Carrier: TypeAlias = tuple[tuple[str, str], ...]
+"""A context as it goes to other processes: the names and texts of the propagator, such as `traceparent`."""
 
 
 class SentMessage(Protocol):
@@ -84,6 +92,15 @@ class Tracer(Protocol):
             group_id: The consumer group; None for a single message of a batch, inside the block of the batch.
             messages: The messages: each has `topic()`, `partition()`, `offset()`, `key()`, `value()` and `headers()`, as in
                 confluent-kafka.
+        """
+
+    def job_step(self, step: JobStep, carrier: Carrier, attributes: Mapping[str, str | int]) -> AbstractContextManager[Carrier]:
+        """A context manager around a step of a job, which returns the context for the steps below it in other processes.
+
+        Args:
+            step: The step.
+            carrier: The context that it belongs to; empty for the current one.
+            attributes: `job`, and for a task `partition` and `attempt`.
         """
 
 
@@ -198,22 +215,35 @@ def processing_one(message: Any, *, of: Sequence[Any]) -> AbstractContextManager
     return _Block(lambda: current.processing(None, [message]))
 
 
-class _Block:
+@contextmanager
+def job_step(step: JobStep, carrier: Carrier = (), **attributes: str | int) -> Iterator[Carrier]:
+    """A block around a step of a job; returns the context for steps in other processes, or `carrier` without a tracer."""
+    current = tracer
+    if current is None:
+        yield carrier
+        return
+    with _Block(lambda: current.job_step(step, carrier, attributes)) as found:
+        yield carrier if found is None else found
+
+
+class _Block(Generic[T_co]):
     """A tracer's block, whose errors are logged; the user's errors pass through."""
 
     __slots__ = ("_block", "_make")
 
-    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(self, make: Callable[[], AbstractContextManager[T_co]]) -> None:
         self._make = make
         self._block: AbstractContextManager[object] = _NO_BLOCK
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> T_co | None:
         try:
             block = self._make()
-            block.__enter__()
+            entered = block.__enter__()
             self._block = block
         except Exception as error:  # noqa: BLE001  (as above)
             _log_once(error)
+            return None
+        return entered
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:

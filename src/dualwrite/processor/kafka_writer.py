@@ -24,7 +24,10 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.logs import SubjectLogger
+from dualwrite.observability import observers, tracing
 from dualwrite.outages import level_of
+from dualwrite.recipe.phases import Event
+from dualwrite.recipe.transaction_report import TransactionReport
 from dualwrite.settings import ProducerName, Settings, Timeouts
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.transaction import OpenTransaction, Transaction
@@ -157,22 +160,35 @@ class KafkaWriter:
         check_may_block("transaction()", "AsyncDualProcessor on an AsyncWriterPool")
         producer = self._ready()
         producer.begin_transaction()
-        begun = OpenTransaction(self._id, NoDatabase(self._id), producer, timeout=self._timeouts.kafka)
+        report = TransactionReport(self._id, self._id + _SUFFIX, has_database=False) if observers.installed else None
+        number = 0 if report is None else report.number
+        begun = OpenTransaction(self._id, NoDatabase(self._id), producer, timeout=self._timeouts.kafka, number=number)
+        trace = tracing.unit_trace("transaction", self._id, number)
         committing = False
         try:
-            yield Transaction(begun)
+            with trace.current():
+                yield Transaction(begun)
             begun.end()
+            if report is not None:
+                report.entered(Event.PREPARE)
             producer.prepare_transaction(timeout=self._timeouts.for_delivery)
+            if report is not None:
+                report.messages = 0 if producer.delivery is None else producer.delivery.messages
+                report.entered(Event.PREPARED)
             committing = True
             producer.commit_transaction(timeout=self._timeouts.kafka)
         except BaseException as error:
             begun.end()
-            if committing:
-                self._drop_producer()  # the next producer waits for the end of this transaction
-                self._raise_in_doubt(error)
-            else:
-                self._abort(producer, error)
-            raise
+            with _reported(report, trace, is_in_doubt=committing):
+                if committing:
+                    self._drop_producer()  # the next producer waits for the end of this transaction
+                    self._raise_in_doubt(error)
+                else:
+                    self._abort(producer, error)
+                raise
+        if report is not None:
+            report.committed("published")
+        trace.end(None)
 
     def _ready(self) -> TransactionalProducer:
         if self._make is None:
@@ -244,3 +260,15 @@ class KafkaWriter:
         except DualWriteError as aborting:
             log.log(level_of(aborting), "aborting: %s", aborting, kafka_transactional_id=self._id)
             self._drop_producer()
+
+
+@contextmanager
+def _reported(report: TransactionReport | None, trace: tracing.UnitTrace, *, is_in_doubt: bool) -> Iterator[None]:
+    """A block whose error is the outcome of a transaction, for the observers and the trace."""
+    try:
+        yield
+    except BaseException as error:
+        if report is not None:
+            report.failed(error, is_in_doubt=is_in_doubt)
+        trace.end(error)
+        raise

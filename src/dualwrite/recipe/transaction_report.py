@@ -27,23 +27,30 @@ _numbers: Final = itertools.count(1)
 class TransactionReport:
     """Makes the events of one transaction.
 
+    Args:
+        has_database: False if it is on Kafka alone.
+
     Attributes:
         number: The transaction's number in this process.
         messages: How many messages were delivered.
         has_ended: Whether its outcome was reported, or that it is in doubt.
     """
 
-    __slots__ = ("_began", "_durations", "_lane", "_last", "_transactional_id", "has_ended", "messages", "number")
+    __slots__ = (
+        *("_began", "_durations", "_has_database", "_lane", "_last", "_transactional_id"),
+        *("has_ended", "messages", "number"),
+    )
 
-    def __init__(self, transactional_id: str, lane: str) -> None:
+    def __init__(self, transactional_id: str, lane: str, *, has_database: bool = True) -> None:
         self.number = next(_numbers)
         self.messages = 0
         self.has_ended = False
         self._transactional_id = transactional_id
         self._lane = lane
+        self._has_database = has_database
         self._durations: list[float] = []
         self._began = self._last = perf_counter()
-        notify(TransactionBegun(transactional_id, lane, self.number))
+        notify(TransactionBegun(transactional_id, lane, self.number, has_database))
 
     def entered(self, event: Event) -> None:
         """A step has ended; what comes after it is not reported here: `committed` or `failed`."""
@@ -61,6 +68,8 @@ class TransactionReport:
         if self.has_ended:
             return
         self.has_ended = True
+        if not self._has_database:
+            self._durations += [0.0, 0.0]  # neither `record` nor `database_commit`
         self._step()
         steps = Steps(*self._durations[: len(Steps._fields)])
         notify(TransactionCommitted(*self._name, outcome, self.messages, self._seconds, steps, was_in_doubt))

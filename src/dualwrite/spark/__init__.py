@@ -25,6 +25,8 @@ a batch if and only if its rows are in the table.
 | `numPartitions` | the maximum number of partitions of a frame |
 | `producer`, `twoPhase` | as for `connect` |
 | `markRepublished` | `true` gives messages that are published again the header `dualwrite-republished` |
+| `observe` | `module:function`: called once in each Python process of the job, to install observers or a tracer there |
+| `traceparent`, `tracestate`, `baggage` | the trace that a batch write belongs to; streams ignore it |
 | `claimTimeout`, `kafkaTimeout`, `deliveryTimeout` | seconds, as in `Timeouts` |
 | `commitTimeout` | how many seconds it may take to move a batch's rows into the table (600) |
 | `leaseTimeout` | after how many seconds without a heartbeat another batch write that holds the prefix is presumed dead (30) |

@@ -27,7 +27,9 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.jobs.driver import JobCommitter
 from dualwrite.jobs.rules import JobRun, TaskOutcome
 from dualwrite.jobs.task import TaskAttempt
+from dualwrite.observability import tracing
 from dualwrite.spark.frame import FrameSink
+from dualwrite.spark.observing import observe
 from dualwrite.spark.source_options import SinkOptions, query_name
 from dualwrite.stores.sql import SqlStateStore
 
@@ -82,10 +84,12 @@ class DualWriteDataSource(DataSource):
             keeps_lease=options.batch_id is not None,
             bound_to=options.bound_to,
         )
-        sink = _sink(options, schema)
-        with options.site.opened() as site:
-            site.producers(options.prefix)  # reports what Kafka does not support now, rather than in each task
-        return BatchWriter(options, sink, run)
+        observe(options.observe)
+        with tracing.job_step("write", options.carrier, job=run.name) as carrier:
+            sink = _sink(options, schema)
+            with options.site.opened() as site:
+                site.producers(options.prefix)  # reports what Kafka does not support now, rather than in each task
+        return BatchWriter(options, sink, replace(run, carrier=carrier))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802  (Spark's name)
         """The writer of a micro-batch.
@@ -122,18 +126,26 @@ class _Writer:
                 next_step=f"call df.coalesce({limit}) before writing, or set a higher numPartitions",
             )
         filled = (batch for batch in batches if len(batch))
-        with self._options.site.opened() as site:
-            task = TaskAttempt(site, run, self._sink, partition=partition, attempt=context.attemptNumber())
-            return TaskMessage(task.write(filled))
+        attempt = context.attemptNumber()
+        observe(self._options.observe)
+        with (
+            tracing.job_step("task", run.carrier, job=run.name, partition=partition, attempt=attempt),
+            self._options.site.opened() as site,
+        ):
+            return TaskMessage(TaskAttempt(site, run, self._sink, partition=partition, attempt=attempt).write(filled))
 
     def _committed(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _show_log()
-        with self._options.site.opened() as site:
-            JobCommitter(site, self._sink).commit(_outcomes(messages))
+        observe(self._options.observe)
+        outcomes = _outcomes(messages)
+        name = next((outcome.run.name for outcome in outcomes if outcome is not None), self._run.name)
+        with tracing.job_step("commit", self._run.carrier, job=name), self._options.site.opened() as site:
+            JobCommitter(site, self._sink).commit(outcomes)
 
     def _aborted(self, run: JobRun) -> None:
         _show_log()
-        with self._options.site.opened() as site:
+        observe(self._options.observe)
+        with tracing.job_step("abort", run.carrier, job=run.name), self._options.site.opened() as site:
             JobCommitter(site, self._sink).abort(run)
 
 
@@ -183,8 +195,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             self._aborted(reported[0].run)
             return
         _show_log()
-        with self._options.site.opened() as site:
-            JobCommitter(site, self._sink).abort_unknown(self._options.prefix, batchId)
+        observe(self._options.observe)
+        prefix = self._options.prefix
+        with tracing.job_step("abort", job=f"batch {batchId} of {prefix}"), self._options.site.opened() as site:
+            JobCommitter(site, self._sink).abort_unknown(prefix, batchId)
 
 
 def _checked(options: Mapping[str, str], *, overwrite: bool) -> SinkOptions:

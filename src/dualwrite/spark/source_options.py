@@ -14,6 +14,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.jobs.job_context import DEFAULT_COMMIT_TIMEOUT, JobSite
 from dualwrite.jobs.ledger import DEFAULT_LEASE_TIMEOUT
 from dualwrite.jobs.rules import validate_prefix
+from dualwrite.observability.tracing import Carrier
 from dualwrite.settings import ProducerName, Timeouts
 from dualwrite.spark.chunks import validate_job_id
 from dualwrite.spark.frame import FrameSettings
@@ -39,6 +40,10 @@ NAMES: Final = (
     "producer",
     "twoPhase",
     "markRepublished",
+    "observe",
+    "traceparent",
+    "tracestate",
+    "baggage",
     "claimTimeout",
     "kafkaTimeout",
     "deliveryTimeout",
@@ -50,6 +55,7 @@ NAMES: Final = (
 _SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "path", "queryname"})
 _BY_LOWER: Final = {name.lower(): name for name in NAMES}
 _JDBC: Final = "jdbc:"
+_TRACE: Final = ("traceparent", "tracestate", "baggage")
 _LIMITS: Final = Timeouts()
 
 
@@ -64,6 +70,8 @@ class SinkOptions:
     batch_id: int | None = None
     query_id: str | None = None
     num_partitions: int | None = None
+    observe: str | None = None
+    carrier: Carrier = ()
 
     @property
     def bound_to(self) -> str:
@@ -97,6 +105,7 @@ class SinkOptions:
         parse("two_phase", lambda: {"true": True, "false": False, None: None}[reader.one_of("twoPhase", ("true", "false"))])
         parse("marked", lambda: reader.one_of("markRepublished", ("true", "false")) == "true")
         parse("job_id", lambda: validate_job_id(given["jobid"]) if "jobid" in given else None)
+        parse("observe", lambda: _function(given["observe"]) if "observe" in given else None)
         parse("batch_id", lambda: reader.integer("batchId", 0))
         parse("num_partitions", lambda: reader.integer("numPartitions", 1))
         for name, option, default in (
@@ -132,6 +141,8 @@ class SinkOptions:
             batch_id=read["batch_id"],
             query_id=given.get("queryid"),
             num_partitions=read["num_partitions"],
+            observe=read["observe"],
+            carrier=tuple((name, given[name]) for name in _TRACE if name in given),
         )
 
 
@@ -182,6 +193,13 @@ def _missing(given: Mapping[str, str], kafka: Mapping[str, str]) -> Iterator[str
             yield f"{name} is missing"
     if not kafka.get("bootstrap.servers"):
         yield "kafka.bootstrap.servers is missing"
+
+
+def _function(name: str) -> str:
+    module, _, function = name.partition(":")
+    if not (function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ConfigurationError(f"observe must be module:function, not {name!r}")
+    return name
 
 
 def _batch_without_job(given: Mapping[str, str]) -> Iterator[str]:
