@@ -134,11 +134,12 @@ class _Writer:
         ):
             return TaskMessage(TaskAttempt(site, run, self._sink, partition=partition, attempt=attempt).write(filled))
 
-    def _committed(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def _committed(self, messages: Sequence[WriterCommitMessage | None], otherwise: str) -> None:
+        """Commit; `otherwise` names the run in traces if it had no tasks."""
         _show_log()
         observe(self._options.observe)
         outcomes = _outcomes(messages)
-        name = next((outcome.run.name for outcome in outcomes if outcome is not None), self._run.name)
+        name = next((outcome.run.name for outcome in outcomes if outcome is not None), otherwise)
         with tracing.job_step("commit", self._run.carrier, job=name), self._options.site.opened() as site:
             JobCommitter(site, self._sink).commit(outcomes)
 
@@ -158,7 +159,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit, after all tasks have finished."""
-        self._committed(messages)
+        self._committed(messages, self._run.name)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Abort, after a task has finally failed or commit has raised. Raises no DualWriteError, which would hide the cause."""
@@ -185,8 +186,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
         """Commit, after all tasks of the micro-batch have finished."""
-        del batchId  # the tasks' messages identify the run
-        self._committed(messages)
+        self._committed(messages, self._unknown(batchId))  # the tasks' messages identify the run
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
         """Abort, after a task has finally failed or commit has raised. Raises no DualWriteError, which would hide the cause."""
@@ -196,9 +196,12 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             return
         _show_log()
         observe(self._options.observe)
-        prefix = self._options.prefix
-        with tracing.job_step("abort", job=f"batch {batchId} of {prefix}"), self._options.site.opened() as site:
-            JobCommitter(site, self._sink).abort_unknown(prefix, batchId)
+        with tracing.job_step("abort", job=self._unknown(batchId)), self._options.site.opened() as site:
+            JobCommitter(site, self._sink).abort_unknown(self._options.prefix, batchId)
+
+    def _unknown(self, batch_id: int) -> str:
+        """The name of a run whose query is not known, since no task has reported it."""
+        return f"batch {batch_id} of {self._options.prefix}"
 
 
 def _checked(options: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
