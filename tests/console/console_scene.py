@@ -14,6 +14,7 @@ from urllib.parse import quote_plus
 
 import pytest
 import sqlalchemy as sa
+from confluent_kafka import Producer
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
@@ -22,6 +23,7 @@ import dualwrite
 from dualwrite.admin import TransactionAdmin
 from dualwrite.console import Authorize, Console, Role, console
 from dualwrite.devcluster import DevCluster
+from dualwrite.processor.dead_letters import dead_letter_headers
 from dualwrite.relay import Relay, create_table
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.stores.journal import JournalEntry, JournalLimits
@@ -29,6 +31,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.journal_store import SqlJournal
 from dualwrite.stores.sql.sql_journal import insert_entries
 from dualwrite.testing import failpoints
+from dualwrite.testing.fakes import FakeMessage
 from fixtures.broker import read_values
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, until
@@ -113,6 +116,13 @@ class ConsoleScene:
         to = topic or f"{prefix}-events"
         entries = [JournalEntry(to, None, each.encode(), None, None, 1_700_000_000_000) for each in values]
         self.store.short_transactions.run(lambda connection: insert_entries(connection, prefix, entries), "a test")
+
+    def dead_letter(self, topic: str, message: FakeMessage, group: str) -> None:
+        """A message that a processor of the group could not process."""
+        headers = dead_letter_headers(message, ValueError("it is bad"), group_id=group, attempts=5)
+        producer = Producer({"bootstrap.servers": self.servers})
+        producer.produce(topic, message.value(), message.key(), headers=headers)
+        assert producer.flush(LIMIT) == 0
 
     @contextmanager
     def relay(self, topic: str) -> Iterator[Relay]:

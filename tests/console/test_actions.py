@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from console.console_scene import Browser, ConsoleScene
 from dualwrite.outbox.dead_letters import DeadLetters
 from dualwrite.outbox.journal_drain import drainer_id
-from fixtures.broker import make_topic, wait_for_markers
+from dualwrite.testing.fakes import FakeMessage
+from fixtures.broker import make_topic, read_topic, wait_for_markers
 
 
 def test_an_id_is_recovered(scene: ConsoleScene, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,10 +120,40 @@ def _correct(scene: ConsoleScene, topic: str) -> None:
     engine.dispose()
 
 
-def _token(browser: Browser) -> str:
-    return str(dict(browser.form("/section/left", "drop"))["token"])
+def _token(browser: Browser, action: str = "drop") -> str:
+    return str(dict(browser.form("/section/left", action))["token"])
 
 
 def _after(browser: Browser, action: str, fields: list[tuple[str, str]]) -> str:
     assert browser.send(action, fields).status_code == 303
     return str(browser.section("carried"))
+
+
+def test_dead_letters_of_processors_are_sent_again(scene: ConsoleScene) -> None:
+    dead, topic, group = scene.name("dead"), scene.name("orders"), scene.name("billing")
+    for name in (dead, topic):
+        make_topic(scene.broker, name, 1)
+    scene.dead_letter(dead, FakeMessage(topic, b"one", key=b"k", offset=7), group)
+    scene.dead_letter(dead, FakeMessage(topic, b"two", offset=8), group)
+    scene.dead_letter(dead, FakeMessage(topic, b"of others", offset=9), "shipping")
+    browser = scene.client(dead_letter_topics=[dead])
+    left = browser.until("left", f"<strong>{group}</strong>, in {dead}: 2 dead letters", "<strong>shipping</strong>")
+    assert f"{topic}-0, offset 7" in left
+    assert "<strong>ValueError</strong> it is bad" in left
+    assert f"2 dead letters of {group} in {dead}." in browser.until("verdict", "dead letters of")
+    fields = [("token", _token(browser, "resend")), ("topic", dead), ("group", group)]
+    assert "Sent 2 dead letters again." in _after(browser, "resend", fields)
+    assert "Sent 0 dead letters again." in _after(browser, "resend", fields)
+    assert "is none of this console&#39;s dead-letter topics" in _after(
+        browser, "resend", [*fields[:1], ("topic", "x"), fields[2]]
+    )
+    wait_for_markers(scene.servers)
+    sent = read_topic(scene.servers, topic)
+    assert [(message.key(), message.value()) for message in sent] == [(b"k", b"one"), (None, b"two")]
+    assert group not in browser.until("left", "<strong>shipping</strong>").replace(dead, "")
+
+
+def test_a_dead_letter_topic_that_is_missing_is_told(scene: ConsoleScene) -> None:
+    browser = scene.client(dead_letter_topics=[scene.name("gone")])
+    assert "The dead-letter topics could not be read" in browser.until("left", "could not be read")
+    assert "Not read: dead-letter topics" in browser.section("verdict")

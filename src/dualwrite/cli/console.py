@@ -31,6 +31,10 @@ def console(
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = _LOOPBACK,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port to listen on; 0 for a free one.")] = _PORT,
     read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, but offer no actions.")] = False,
+    dead_letter_topics: Annotated[
+        list[str] | None,
+        typer.Option("--dead-letter-topic", metavar="TOPIC", help="A dead-letter topic of processors; repeatable."),
+    ] = None,
     topics: Annotated[list[str] | None, typer.Option("--topic", help="A topic that the doctor checks; repeatable.")] = None,
     root_path: Annotated[
         str, typer.Option("--root-path", metavar="PATH", help="The path at which a proxy serves the page.", show_default="none")
@@ -43,7 +47,10 @@ def console(
     so. Other machines can reach it only with `--host`; there is no TLS, so put a proxy in front of it then.
     """
     access = TokenAccess(Role.VIEWER if read_only else Role.OPERATOR)
-    with closing(made_console(settings=target.settings(), authorize=access, topics=topics or ())) as page:
+    made = made_console(
+        settings=target.settings(), authorize=access, dead_letter_topics=dead_letter_topics or (), topics=topics or ()
+    )
+    with closing(made) as page:
         try:
             listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:

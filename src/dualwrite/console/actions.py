@@ -82,6 +82,7 @@ class Actions:
             "drain": ("publish the journal of {prefix}", self._drain),
             "replay": ("replay dead letters of {relay}", self._replay),
             "drop": ("delete dead letters of {relay}", self._drop),
+            "resend": ("send the dead letters of {group} in {topic} again", self._resend),
         }
 
     @property
@@ -104,7 +105,7 @@ class Actions:
         """
         text, work = self._all[name]
         subject = {field: printable(values[0]) for field, values in form.items() if values}
-        what = text.format_map({"id": "?", "prefix": "?", "relay": "?", **subject})
+        what = text.format_map({**dict.fromkeys(("id", "prefix", "relay", "group", "topic"), "?"), **subject})
         carried = Carried(time.time(), printable(who), what)
         self._carried.append(carried)
         log.warning("%s asks to %s", carried.who, what)
@@ -199,6 +200,13 @@ class Actions:
     def _drop(self, form: Form) -> str:
         letters = DeadLetters(sql_store(self._subject.store), _one(form, "relay"))
         return f"Deleted {counted(letters.drop(_numbers(form)), 'dead letter')}."
+
+    def _resend(self, form: Form) -> str:
+        name, group = _one(form, "topic"), _one(form, "group")
+        topic = self._subject.dead_letter_topics.get(name)
+        if topic is None:
+            raise UsageError(f"{name!r} is none of this console's dead-letter topics.", next_step="load the page again")
+        return f"Sent {counted(topic.replay(group), 'dead letter')} again."
 
 
 def _one(form: Form, name: str) -> str:

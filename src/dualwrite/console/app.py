@@ -222,6 +222,8 @@ class Console:
             found += (sections.ids, sections.left)
         if subject.has_kafka:
             found.append(sections.stuck)
+        if subject.dead_letter_topics:
+            found.append(sections.topics)
         if subject.has_database and subject.has_kafka:
             found.append(sections.seen)
         return found
@@ -230,11 +232,11 @@ class Console:
         """What a section shows, as far as it can be read."""
         of = self._sections
         parts: dict[str, tuple[Watched[Any], ...]] = {
-            "verdict": (of.ids, of.seen, of.stuck, of.left),
+            "verdict": (of.ids, of.seen, of.stuck, of.left, of.topics),
             "stuck": (of.stuck,),
             "ids": (of.ids, of.seen),
             "rates": () if self._recent is not None else (of.ids,),
-            "left": (of.ids, of.left),
+            "left": (of.ids, of.left, of.topics),
             "doctor": (of.doctor,),
         }
         readable = self._watched()
@@ -277,6 +279,7 @@ def console(
     settings: Settings | None = None,
     authorize: Authorize | None = None,
     relays: Iterable[Relay] = (),
+    dead_letter_topics: Iterable[str] = (),
     topics: Iterable[str] = (),
     origins: Collection[str] = (),
 ) -> Console:
@@ -293,6 +296,7 @@ def console(
         authorize: Returns the role of whoever has sent a request, or None for no access; may be a coroutine function. By
             default everybody who reaches the page may look, and nobody may act.
         relays: Relays whose dead letters can be replayed on the page, with their layouts.
+        dead_letter_topics: The dead-letter topics of processors. Each is read as a whole, every 30 seconds if somebody looks.
         topics: Topics that the doctor checks.
         origins: Origins (`https://ops.example.com`) whose pages may send forms, beside that of the page itself: for a proxy
             that changes the header Host.
@@ -303,9 +307,9 @@ def console(
     if pool is not None and settings is not None:
         raise ConfigurationError("Both a pool and settings are given.", next_step="leave the settings out")
     if pool is not None:
-        subject = Subject(pool.settings, pool.store, relays)
+        subject = Subject(pool.settings, pool.store, relays, dead_letter_topics)
     else:
-        subject = Subject(settings or Settings.from_environment(), None, relays)
+        subject = Subject(settings or Settings.from_environment(), None, relays, dead_letter_topics)
     recent = None if pool is None else Recent()
     chosen = everybody_may_look if authorize is None else authorize
     return Console(subject, recent=recent, authorize=chosen, topics=topics, origins=origins)

@@ -21,6 +21,7 @@ from dualwrite.errors import ConfigurationError, StateTableMissingError
 from dualwrite.outbox.dead_letters import DeadLetter, DeadLetters, letters_by_relay
 from dualwrite.outbox.journal_drain import drained_prefix
 from dualwrite.outbox.journal_state import JournalState, read_journals
+from dualwrite.processor.dead_letters import DeadLetter as ProcessorLetter
 from dualwrite.state import TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostTransaction, StateRow
 from dualwrite.stores.leases import Lease
@@ -32,6 +33,7 @@ LONGER: Final = 10.0
 EVERY: Final = 4.0
 _DOCTOR_EVERY: Final = 60.0
 _DOCTOR_LIMIT: Final = 25.0
+_TOPICS_EVERY: Final = 30.0
 _MOST_LETTERS: Final = 20
 _TO_DO: Final = {
     Need.RECOVER: "waits for recovery",
@@ -58,6 +60,16 @@ class Left:
 
     journals: list[JournalState]
     letters: list[Letters]
+
+
+@dataclass(frozen=True)
+class ProcessorLetters:
+    """What a group's processors have put into a dead-letter topic and was not replayed: how many letters, and the oldest."""
+
+    topic: str
+    group: str
+    count: int
+    oldest: list[ProcessorLetter]
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,7 @@ class Sections:
         self.seen = Watched("the coordinators", self._read_seen, limit=LIMIT + 2, every=EVERY)
         self.stuck = Watched("the stuck partitions", self._read_stuck, limit=LIMIT + 2, every=EVERY)
         self.left = Watched("journals and dead letters", self._read_left, limit=LIMIT, every=EVERY)
+        self.topics = Watched("the dead-letter topics", self._read_topics, limit=LIMIT + 2, every=_TOPICS_EVERY)
         self.doctor = Watched("the doctor's findings", self._read_doctor, limit=_DOCTOR_LIMIT, every=_DOCTOR_EVERY)
 
     # --- reading, in threads ----------------------------------------------------------------------------------------------
@@ -152,6 +165,14 @@ class Sections:
         assert self.subject.sql_store is not None
         oldest = DeadLetters(self.subject.sql_store, relay).oldest(_MOST_LETTERS)
         return Letters(relay, count, oldest, drained_prefix(relay) is not None or relay in self.subject.relays)
+
+    def _read_topics(self) -> list[ProcessorLetters]:
+        found: dict[tuple[str, str], list[ProcessorLetter]] = {}
+        for name, topic in self.subject.dead_letter_topics.items():
+            for letter in topic.letters():
+                if not letter.is_replayed:
+                    found.setdefault((name, letter.group), []).append(letter)
+        return [ProcessorLetters(*place, len(letters), letters[:_MOST_LETTERS]) for place, letters in sorted(found.items())]
 
     def _read_doctor(self) -> Diagnosis:
         store = self.subject.store if self.subject.has_database else None

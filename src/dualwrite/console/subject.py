@@ -1,4 +1,4 @@
-"""What a console looks at: one database, one Kafka cluster, and the relays whose dead letters it may replay."""
+"""What a console looks at: one database, one Kafka cluster, and the dead letters that it may replay."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.opening import as_store
+from dualwrite.processor.dead_letter_topic import DeadLetterTopic
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.relay import Relay
 from dualwrite.settings import OnLost, Settings
@@ -31,11 +32,22 @@ class Subject:
         settings: Where they are.
         store: The database, which stays open; None for that of the settings, to which nothing connects yet.
         relays: The relays whose dead letters can be replayed.
+        dead_letter_topics: The dead-letter topics of processors.
     """
 
-    def __init__(self, settings: Settings, store: TxnStateStore | None = None, relays: Iterable[Relay] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: TxnStateStore | None = None,
+        relays: Iterable[Relay] = (),
+        dead_letter_topics: Iterable[str] = (),
+    ) -> None:
         self.settings = settings
         self.relays = {each.name: each for each in relays}
+        self.dead_letter_topics = {
+            name: DeadLetterTopic(name, settings.kafka, timeout=LIMIT)
+            for name in (dead_letter_topics if self.has_kafka else ())
+        }
         self._owned = None if store is not None or settings.database_url is None else as_store(None, settings)
         self._store = store or self._owned
         if self._store is None and not self.has_kafka:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dualwrite.console.sections import Sections
+from dualwrite.console.sections import Left, Sections
 from dualwrite.diagnosis import Severity
 from dualwrite.diagnosis.needs import NEEDS, by_need
 from dualwrite.texts import counted
@@ -68,13 +68,12 @@ def _stuck(sections: Sections) -> list[Line]:
 
 
 def _left(sections: Sections) -> list[Line]:
-    left = sections.left.known.value
-    if left is None:
-        return []
+    left, topics = sections.left.known.value or Left([], []), sections.topics.known.value or []
     answers = sections.kafka_answers
-    texts = (state.in_words(kafka_answers=answers) for state in left.journals)
-    lines = [Line(text, "left") for text in texts if text is not None]
-    return lines + [Line(f"{counted(each.count, 'dead letter')} of {each.relay}.", "left") for each in left.letters]
+    texts = [text for state in left.journals if (text := state.in_words(kafka_answers=answers)) is not None]
+    texts += [f"{counted(each.count, 'dead letter')} of {each.relay}." for each in left.letters]
+    texts += [f"{counted(each.count, 'dead letter')} of {each.group} in {each.topic}." for each in topics]
+    return [Line(text, "left") for text in texts]
 
 
 def _broken(sections: Sections) -> list[Line]:
@@ -93,6 +92,7 @@ def _missing(sections: Sections) -> list[Line]:
     problems = []
     if subject.has_kafka:
         problems.append(("stuck", "partitions", sections.stuck.known.problem))
+        problems.append(("left", "dead-letter topics", sections.topics.known.problem))
     if subject.has_database:
         problems += [("ids", "ids", sections.ids.known.problem), ("left", "journals", sections.left.known.problem)]
     if subject.has_database and subject.has_kafka:
