@@ -1120,8 +1120,8 @@ PROMISES: Final = (
     Removal(
         "a message's own header is not replaced by a tracer",
         "observability/tracing.py",
-        "for name, content in added if name not in names)]",
-        "for name, content in added)]",
+        "*(each for each in added if each[0] not in names)]",
+        "*added]",
         ("observability/test_otel_traces.py::test_headers_that_the_user_has_given_stay",),
     ),
     Removal(
