@@ -28,6 +28,11 @@ from observability.recorded_spans import RecordedSpans, recording
 from pool.pool_scene import both, open_pool
 
 CALLERS = 8
+SCRAPES = 5
+"""Seconds between two looks of Prometheus, which give a busy machine time to answer."""
+
+PAUSE = 0.02
+"""Seconds between two units of a caller: what looks on runs in this process as well."""
 
 
 @pytest.fixture
@@ -74,6 +79,7 @@ class Load:
             else:
                 self.committed.append(number)
             number += CALLERS
+            self._stopping.wait(PAUSE)
 
 
 class Monitoring:
@@ -127,7 +133,7 @@ def test_callers_metrics_dashboard_alerts_traces_log_and_console_tell_the_same(
     registry, exported, prefix = CollectorRegistry(), CollectorRegistry(), scene.transactional_id
     url = scene.events.database.url.render_as_string(hide_password=False)
     settings = Settings(database_url=url, kafka={"bootstrap.servers": broker.bootstrap_servers})
-    exported.register(Exporter(settings, ["database", "kafka"], limit=2.0, late=LATE))
+    exported.register(Exporter(settings, ["database", "kafka"], limit=SCRAPES - 1, late=LATE))
     with ExitStack() as stack:
         stack.enter_context(caplog.at_level(logging.WARNING, "dualwrite"))
         prometheus.install(registry)
@@ -135,7 +141,7 @@ def test_callers_metrics_dashboard_alerts_traces_log_and_console_tell_the_same(
         spans = stack.enter_context(recording())
         brief = Timeouts(claim=LIMIT, kafka=3.0, delivery=2.0)
         pool = stack.enter_context(open_pool(scene, options=PoolOptions(timeout=LIMIT), timeouts=brief))
-        monitoring = Monitoring(stack.enter_context(scraping(tmp_path, registry, exported)), prefix)
+        monitoring = Monitoring(stack.enter_context(scraping(tmp_path, registry, exported, every=SCRAPES)), prefix)
         pages = console(pool, authorize=operator)
         stack.callback(pages.close)
         browser = Browser(pages)
