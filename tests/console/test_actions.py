@@ -153,7 +153,7 @@ def test_dead_letters_of_processors_are_sent_again(scene: ConsoleScene) -> None:
     assert group not in browser.until("left", "<strong>shipping</strong>").replace(dead, "")
 
 
-def test_a_dead_letter_topic_that_is_missing_is_told(scene: ConsoleScene) -> None:
-    browser = scene.client(dead_letter_topics=[scene.name("gone")])
+def test_a_dead_letter_topic_that_cannot_be_read_is_told(scene: ConsoleScene) -> None:
+    browser = scene.client(dead_letter_topics=["not a topic!"])
     assert "The dead-letter topics could not be read" in browser.until("left", "could not be read")
     assert "Not read: dead-letter topics" in browser.section("verdict")

@@ -37,8 +37,9 @@ def _tree(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[tupl
 
 def texts() -> Iterator[Path]:
     yield from ROOT.glob("*.md")
-    for folder, kind in (("docs", "*.md"), ("examples", "*.*"), ("src", "*.py"), ("src", "*.html")):
-        yield from (path for path in (ROOT / folder).rglob(kind) if path.is_file())
+    for folder, kinds in (("docs", ["*.md"]), ("examples", ["*.py", "*.md", "*.yml"]), ("src", ["*.py", "*.html"])):
+        for kind in kinds:
+            yield from (ROOT / folder).rglob(kind)
 
 
 def test_every_command_and_option_exists(commands: dict[tuple[str, ...], set[str]]) -> None:

@@ -38,6 +38,7 @@ def processor_scene(databases: Databases, broker: DevCluster, new_name: Any) -> 
     return ProcessorScene(databases.scene("sqlite", broker).events, broker, new_name)
 
 
+@pytest.mark.usefixtures("no_outage")
 def test_a_service_with_metrics_installed_shows_its_units(pool_scene: Scene) -> None:
     prefix = pool_scene.transactional_id
     prometheus.install()
