@@ -96,7 +96,7 @@ class Monitoring:
         alert = bool(self._server.query('ALERTS{alertname="DualwriteSideDown",side="kafka"}'))
         return service if service == exporter == alert else None
 
-    def outcomes_seen(self) -> set[str]:
+    def endings(self) -> set[str]:
         """The outcomes of units in the last minute; one that occurred only once is not among them: `rate` needs two."""
         found = self._server.query(f"{panel('Units per second', self._prefix)} > 0")
         return {each["metric"]["outcome"] for each in found}
@@ -153,7 +153,9 @@ def test_callers_metrics_dashboard_alerts_traces_log_and_console_tell_the_same(
         with Load(pool, scene) as load:
             load.until_more(100)
             until(is_all_read, "a console that has read both sides")
-            until(lambda: monitoring.outcomes_seen() == {"committed"} and monitoring.shows_outage() is False, "units in the dashboard")
+            until(
+                lambda: monitoring.endings() == {"committed"} and monitoring.shows_outage() is False, "units in the dashboard"
+            )
             broker.kill()
             until(lambda: bool(load.failed), "a unit that fails")
             until(lambda: value(registry, "dualwrite_outages_total", side="kafka") > 0, "an outage in the metrics")
@@ -169,7 +171,7 @@ def test_callers_metrics_dashboard_alerts_traces_log_and_console_tell_the_same(
         outcomes = [value(registry, "dualwrite_units_total", prefix=prefix, outcome=name) for name in names]
         outages = value(registry, "dualwrite_outages_total", side="kafka")
         until(lambda: monitoring.units(names) == outcomes, "all units at Prometheus")
-        assert {"committed"} <= monitoring.outcomes_seen() <= {name for name, count in zip(names, outcomes, strict=True) if count}
+        assert {"committed"} <= monitoring.endings() <= {name for name, count in zip(names, outcomes, strict=True) if count}
     committed, failed = len(load.committed), len(load.failed)
     there = set(scene.agree())
     assert set(load.committed) <= there <= {*load.committed, *load.in_doubt}
