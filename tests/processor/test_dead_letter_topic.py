@@ -17,10 +17,11 @@ from processor_scene import ProcessorScene
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import DeliveryError, MessageFailedError
+from dualwrite.errors import BrokerUnavailableError, DeliveryError, MessageFailedError
 from dualwrite.observability import otel_traces
 from dualwrite.processor.dead_letter_topic import DeadLetterTopic
 from dualwrite.processor.dead_letters import MARK, REPLAYED_FOR
+from dualwrite.testing.server_process import free_port
 from fixtures.broker import make_topic, read_topic
 from fixtures.command import output_of
 from fixtures.pace import until, until_recorded
@@ -237,3 +238,10 @@ def test_the_commands(
     assert "There is nothing to replay." in run("replay", "--yes")
     assert "There are no dead letters" in run("list", "--group", "nobody")
     scene.wait_for(range(12))
+
+
+def test_without_a_broker_there_is_one_error_and_no_noise(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BrokerUnavailableError) as caught:
+        DeadLetterTopic("orders.dead", f"127.0.0.1:{free_port()}", timeout=1.0).letters()
+    assert "check that the brokers are running" in (caught.value.next_step or "")
+    assert capfd.readouterr() == ("", "")

@@ -100,7 +100,8 @@ def ends_of_topics(kafka: str | Mapping[str, Any] | KafkaConfig, *, timeout: flo
 
 def _settings(kafka: str | Mapping[str, Any] | KafkaConfig) -> dict[str, Any]:
     config = KafkaConfig.of(kafka)
-    return {**config.properties, "bootstrap.servers": config.servers, "log_level": 4}  # no notices about cleanup
+    # quiet: errors are raised, and without a broker there would be hundreds of lines
+    return {**config.properties, "bootstrap.servers": config.servers, "log_level": 2}
 
 
 def _ends(settings: dict[str, Any], topic: str, *, is_settled: bool, timeout: float) -> dict[int, int]:
@@ -151,7 +152,8 @@ def _unavailability(what: str) -> Iterator[None]:
             raise
         raise BrokerUnavailableError(
             f"{what} can't be read: {error.args[0].str()}.",
-            next_step="wait until every partition has a leader: kafka-topics.sh --describe --unavailable-partitions",
+            next_step="check that the brokers are running and that bootstrap.servers is correct; wait until each partition has "
+            "a leader: kafka-topics.sh --describe --unavailable-partitions",
         ) from error
 
 
