@@ -1,7 +1,7 @@
 """Two hooks of the build: modules that are compiled, and what a package index shows of README.
 
 If DUALWRITE_COMPILE is 1, a wheel has the modules that run once for each message in compiled form: the same source, by mypyc. A
-wheel without it, and an editable installation, run the source. `compiled.py` of the native producer says which one is used.
+wheel without it, and an editable installation, run the source; `dualwrite.kafka.native.is_compiled` says which one is used.
 
 README's links are relative, and an index has only README. If DUALWRITE_REPOSITORY_URL is set, the links lead there, and it is
 one of the project's URLs. Otherwise only their text is left.

@@ -30,7 +30,16 @@ from dualwrite.console.recent import Recent
 from dualwrite.observability import Event, observing, otel_metrics, otel_traces, prometheus
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.engines import KEPT_CONNECTIONS
-from orders import INSERT_OUTBOX, INSERT_OUTBOX_SQL, INSERT_SQL, Order, debit_and_insert, insert_core, insert_psycopg
+from orders import (
+    INSERT_OUTBOX,
+    INSERT_OUTBOX_SQL,
+    INSERT_SQL,
+    Order,
+    debit_and_insert,
+    insert_core,
+    insert_of_a_tenant,
+    insert_psycopg,
+)
 
 THREADS: Final = "threads"
 ASYNCIO: Final = "asyncio"
@@ -84,7 +93,8 @@ class Case:
     """One alternative under some conditions: callers of a kind, which write with a handle, in some processes.
 
     Each caller waits for the result before its next order. `round_trip` is the seconds of a round trip to the servers, or 0
-    without a network. `pool_size` None is what the pool chooses; `debits`: an order also debits an account.
+    without a network. `pool_size` None is what the pool chooses; `debits`: an order also debits an account; `tenants`: it sets
+    its tenant first, as a service with row-level security does.
     """
 
     alternative: str
@@ -95,6 +105,7 @@ class Case:
     processes: int = 1
     pool_size: int | None = None
     debits: bool = False
+    tenants: bool = False
 
     @property
     def point(self) -> tuple[float, str, str, int]:
@@ -113,6 +124,8 @@ class Case:
     @property
     def insert(self) -> Callable[[Any, Order], None]:
         """The database's part of an order, through a synchronous connection."""
+        if self.tenants:
+            return insert_of_a_tenant
         return insert_psycopg if self.handle == PSYCOPG else debit_and_insert if self.debits else insert_core
 
 
@@ -350,7 +363,7 @@ async def for_tasks(case: Case, target: Target) -> AsyncIterator[Opened]:
     async with AsyncExitStack() as opened:
         if case.alternative in POOLS:
             store = opened.enter_context(closing(_store(case, target)))
-            pool = await opened.enter_async_context(await aio.create_pool(store, **_arguments(case, target)))
+            pool = await opened.enter_async_context(aio.create_pool(store, **_arguments(case, target)))
             yield Opened(lambda _, order: pool.run(_unit, case.insert, target.topic, order), pool)
             return
         commit = await opened.enter_async_context(_psycopg_tasks(case, target))

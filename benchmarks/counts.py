@@ -1,26 +1,22 @@
-"""Counts what a transaction, a pool's unit and `connect` do, and this repository's lines: figures that don't depend on time.
+"""Counts what a transaction, a pool's unit and `connect` do: figures that don't depend on time.
 
 ::
 
-    python benchmarks/counts.py              # starts its own PostgreSQL and broker; half a minute
-    python benchmarks/counts.py --lines      # only the lines
+    python benchmarks/counts.py      # starts its own PostgreSQL and broker; half a minute
 
 Calls are those of our own Python functions in all threads, on a checkout without compiled modules, once a writer's lanes or a
 pool's ids have all been used; one INSERT and one message on PostgreSQL. A round trip is an answer that a client waited for,
-as a proxy in front of the servers saw it; a request to Kafka is a write to one of our own sockets. Numbers are medians of five.
+as a proxy in front of the servers saw it; a request to Kafka is a write to one of our own sockets. Numbers are the lowest of
+five: threads that look after something now and then come on top.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
 import secrets
 import socket
-import statistics
 import sys
 import threading
 import time
-import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,15 +33,10 @@ from delay import Network
 from dualwrite import PoolOptions
 from dualwrite.kafka.librdkafka.topic_admin import create_topic
 from figures import table
-from surroundings import ROOT, show_progress
+from surroundings import show_progress
 
 _SOURCE: Final = str(Path(dualwrite.__file__).parent)
 _INSERT: Final = text("INSERT INTO counted (item) VALUES ('sofa')")
-_FOLDERS: Final = ("src", "migrations", "tests", "tools", "benchmarks")
-_NO_CODE: Final = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
-    *(tokenize.ENCODING, tokenize.ENDMARKER),
-}
 _WARM_UP: Final = 6
 """Enough that every lane, or every id of a pool, has been used."""
 _TIMES: Final = 5
@@ -118,7 +109,7 @@ class Counting:
             files = {code.co_filename for code in calls}
             if number >= _WARM_UP:
                 found.append((calls.total(), len(calls), len(files), *passed, self._profile.requests))
-        self.lines.append([what, *(f"{statistics.median(each):.0f}" for each in zip(*found, strict=True))])
+        self.lines.append([what, *(f"{min(each):.0f}" for each in zip(*found, strict=True))])
 
 
 def calls() -> str:
@@ -162,42 +153,5 @@ def calls() -> str:
     return f"{table(head, counting.lines)}\n\nconnect executes {statements.total()} statements."
 
 
-# --- lines --------------------------------------------------------------------------------------------------------------------
-
-
-def code_lines(file: Path) -> int:
-    """How many lines have code: without blank lines, comments and docstrings."""
-    with tokenize.open(file) as opened:
-        found = {
-            line
-            for token in tokenize.generate_tokens(opened.readline)
-            if token.type not in _NO_CODE
-            for line in range(token.start[0], token.end[0] + 1)
-        }
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            found -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(found)
-
-
-def lines(root: Path) -> str:
-    """The table of files, lines, and lines of code of each folder, without generated ones."""
-    cells = []
-    for folder in _FOLDERS:
-        files = sorted(file for file in (root / folder).rglob("*.py") if not file.stem.endswith("_generated"))
-        every = sum(len(file.read_bytes().splitlines()) for file in files)
-        cells.append([folder, f"{len(files):,}", f"{every:,}", f"{sum(map(code_lines, files)):,}"])
-    return table(["folder", "files", "lines", "code"], cells)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lines", action="store_true", help="count only the lines")
-    chosen = parser.parse_args()
-    print(lines(ROOT))
-    if not chosen.lines:
-        print(f"\n{calls()}")
-
-
 if __name__ == "__main__":
-    main()
+    print(calls())

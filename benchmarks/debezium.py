@@ -15,9 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
@@ -26,12 +26,12 @@ from sqlalchemy import Engine, create_engine, text
 from connect_worker import CONNECTOR, DEBEZIUM_VERSION, ConnectWorker, connect_jars
 from dualwrite.devcluster.locations import DevClusterError
 from dualwrite.testing.postgres import PostgresServer
-from figures import Column, Latency, compared, table
+from figures import FigureColumn, Latency, compared, table
 from options import add_servers, count, parser_of, positive
 from processes import Worker, committed_values
-from records import VerificationError, check_records, place_of, record
+from records import VerificationError, check_records, place_of, record, run_verified
 from servers import POSTGRES, Servers, servers
-from surroundings import Load, heading, in_turns, processor_times, show_progress, surroundings
+from surroundings import heading, in_rounds, in_turns, show_progress, surroundings
 
 PARTITIONS: Final = 4
 TIMEOUT: Final = 180.0
@@ -60,14 +60,12 @@ _ACTIVE: Final = text("SELECT active FROM pg_replication_slots WHERE slot_name =
 _DROP_SLOT: Final = text("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = :name")
 
 
-@dataclass
-class Figures:
-    """Of one alternative, round by round."""
+class Figures(NamedTuple):
+    """Of one measurement; `log` is bytes a row."""
 
-    rates: list[float] = field(default_factory=list)
-    log: list[float] = field(default_factory=list)
-    p50: list[float] = field(default_factory=list)
-    p99: list[float] = field(default_factory=list)
+    rate: float
+    log: float
+    delay: Latency
 
 
 class Reader:
@@ -223,7 +221,7 @@ def _until(fulfilled: Callable[[], Any], otherwise: str) -> None:
         time.sleep(0.05)
 
 
-def measure(place: Place, name: str, chosen: argparse.Namespace, found: Figures) -> None:
+def measure(place: Place, name: str, chosen: argparse.Namespace) -> Figures:
     """Rate, log and delay."""
     with running(place, name) as run:
         log = place.asked(_LOG)
@@ -232,15 +230,14 @@ def measure(place: Place, name: str, chosen: argparse.Namespace, found: Figures)
         place.fill(run, 3, 1)
         total = WARM_UP_ROWS + chosen.rows + 1
         run.reader.until(total, name)
-        found.rates.append(chosen.rows / (time.monotonic() - began))
-        found.log.append(float(place.asked(_LOG) - log) / chosen.rows)
+        rate = chosen.rows / (time.monotonic() - began)
+        log = float(place.asked(_LOG) - log) / chosen.rows
         place.inserter.start(insert_steadily, place.servers.url, run.kind, run.deletes, chosen.singles, chosen.pause)
         run.reader.until(total + chosen.singles, name)
         latency = Latency.of([run.reader.seen[record(2, number)] - at for number, at in enumerate(place.inserter.result())])
-        found.p50.append(latency.p50 or 0.0)
-        found.p99.append(latency.p99 or 0.0)
         written = {0: chosen.rows, 1: WARM_UP_ROWS, 2: chosen.singles, 3: 1}
         check_records(name, "messages", written, committed_values(place.servers.kafka, run.topic))
+    return Figures(rate, log, latency)
 
 
 def insert_steadily(url: str, kind: str, deletes: bool, rows: int, pause: float) -> list[float]:
@@ -275,23 +272,18 @@ def kill(place: Place, name: str, rows: int) -> list[str]:
 
 def report(place: Place, chosen: argparse.Namespace) -> str:
     """Measure all in each round; medians, and ratios of the rounds."""
-    found = {name: Figures() for name in NAMES}
-    first = processor_times()
-    for number in range(chosen.rounds):
-        for name in in_turns(list(NAMES), number):
-            measure(place, name, chosen, found[name])
-            show_progress(f"round {number + 1}/{chosen.rounds}, {name}: {found[name].rates[-1]:,.0f}/s")
-    load = Load.since(first)
-    columns: list[Column[Figures]] = [
-        Column("rows/s", lambda each: each.rates, 1, 0),
-        Column("WAL (bytes/row)", lambda each: each.log, 1, 0),
-        Column("delay p50 (ms)", lambda each: each.p50, 1e3, 1),
-        Column("delay p99 (ms)", lambda each: each.p99, 1e3, 1),
+    found, load = in_rounds(
+        f"{chosen.rows:,} rows", NAMES, chosen.rounds, lambda name, _: measure(place, name, chosen), has_warm_up=False
+    )
+    columns: list[FigureColumn[Figures]] = [
+        FigureColumn("rows/s", lambda each: each.rate, 1, 0),
+        FigureColumn("WAL (bytes/row)", lambda each: each.log, 1, 0),
+        FigureColumn("delay p50 (ms)", lambda each: each.delay.p50, 1e3, 1),
+        FigureColumn("delay p99 (ms)", lambda each: each.delay.p99, 1e3, 1),
     ]
     shown = compared("relay", columns, found, FAST, base_heading="Debezium, 10 ms")
     pace = f"{chosen.rows:,} rows of 200 bytes, then single rows every {chosen.pause * 1e3:.0f} ms"
-    state = f"Busy {load.busy:.0%}, stolen {load.stolen:.1%}. Every message was compared."
-    return f"\n### {pace}\n\n{shown}\n\n{state}"
+    return f"\n### {pace}\n\n{shown}\n\n{load} Every message was compared."
 
 
 def report_kills(place: Place, chosen: argparse.Namespace) -> str:
@@ -345,7 +337,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except VerificationError as error:
-        sys.exit(f"VerificationError: {error}")
+    run_verified(main)

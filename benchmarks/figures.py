@@ -55,23 +55,32 @@ def median(spread: Spread | None, digits: int, unit: float = 1.0) -> str:
     return NONE if spread is None else f"{spread.median * unit:,.{digits}f}"
 
 
-class Column(NamedTuple, Generic[F]):
-    """What a column of a table of alternatives shows of the rounds of each: `values`, with how many of its units a value is."""
+class FigureColumn(NamedTuple, Generic[F]):
+    """What a column of a table of alternatives shows of each round: `value`, with how many of its units that is."""
 
     heading: str
-    values: Callable[[F], list[float]]
+    value: Callable[[F], float | None]
     unit: float
     digits: int
 
 
-def compared(what: str, columns: Sequence[Column[F]], found: Mapping[str, F], base: str, *, base_heading: str) -> str:
+def compared(
+    what: str,
+    columns: Sequence[FigureColumn[F]],
+    found: Mapping[str, Sequence[F]],
+    base: str,
+    *,
+    base_heading: str,
+    digits: int = 2,
+) -> str:
     """A table of alternatives: medians of the rounds, each with the ratios to those of the alternative `base`."""
     lines = []
-    for name, mine in found.items():
+    for name, rounds in found.items():
         cells = [name]
-        for _, values, unit, digits in columns:
-            cells.append(median(Spread.of(values(mine)), digits, unit))
-            cells.append(with_range(Spread.of_ratios(values(mine), values(found[base])), 2))
+        for column in columns:
+            mine, theirs = ([column.value(each) for each in some] for some in (rounds, found[base]))
+            cells.append(median(Spread.of(mine), column.digits, column.unit))
+            cells.append(with_range(Spread.of_ratios(mine, theirs), digits))
         lines.append(cells)
     return table([what, *(text for column in columns for text in (column.heading, f"÷ {base_heading}"))], lines)
 

@@ -6,9 +6,8 @@ It starts a broker of its own and kills it. Then it fills another journal, and m
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,13 +19,14 @@ from sqlalchemy import Engine, TextClause, create_engine, text
 import dualwrite
 from dualwrite import JournalLimits, PoolOptions, SqlStateStore, Transaction, WriterPool
 from dualwrite.devcluster import DevCluster
-from dualwrite.outbox.journal_drain import JournalDrain, drainer_id
+from dualwrite.relay.journal_drain import JournalDrain
+from dualwrite.transactional_id import drainer_id
 from figures import NONE, Spread, table, with_range
 from options import WARM_UP_SECONDS, count, parser_of, positive, seconds
 from processes import committed_values
-from records import VerificationError, check_records, record
+from records import VerificationError, check_records, record, run_verified
 from servers import Servers, servers, warm_up_broker
-from surroundings import Load, heading, in_turns, processor_times, show_progress, surroundings
+from surroundings import Load, heading, in_rounds, show_progress, surroundings
 
 PLAIN: Final = "plain commit"
 WITHOUT: Final = "pool"
@@ -47,9 +47,9 @@ _INSERT: Final = text("INSERT INTO benchmark_links VALUES (:writer, :number)")
 _WRITTEN: Final = text("SELECT writer, count(*), count(DISTINCT number), max(number) FROM benchmark_links GROUP BY writer")
 _CLEAN: Final = text("TRUNCATE benchmark_links")
 _FILL: Final = text(
-    "INSERT INTO dualwrite_journal (prefix, topic, message_key, message_value, sent_at_ms, size) "
+    "INSERT INTO dualwrite_journal (prefix, topic, message_key, message_value, sent_at_ms, has_own_time, size) "
     "SELECT :prefix, :topic, convert_to((i % 1000)::text, 'UTF8'), "
-    "convert_to(rpad('0.' || i || '.', 200, 'x'), 'UTF8'), CAST(extract(epoch FROM now()) * 1000 AS bigint), 203 "
+    "convert_to(rpad('0.' || i || '.', 200, 'x'), 'UTF8'), CAST(extract(epoch FROM now()) * 1000 AS bigint), false, 203 "
     "FROM generate_series(0, :entries - 1) AS i"
 )
 
@@ -117,17 +117,14 @@ class Callers:
         return sum(numbers.values()) / took
 
 
-def measure(callers: Callers, writes: Mapping[str, Write], chosen: Any) -> dict[str, list[float]]:
-    """Measure all in each round, after a short one that is not counted; the rates by round."""
-    found: dict[str, list[float]] = {name: [] for name in writes}
-    for number in range(chosen.rounds + 1):
-        for name in in_turns(list(writes), number):
-            duration = chosen.seconds if number else min(_WARM_UP, chosen.seconds)
-            rate = callers.run(writes[name], duration, sends=name not in (PLAIN, PLAIN_DOWN))
-            if number:
-                found[name].append(rate)
-                show_progress(f"round {number}/{chosen.rounds}, {name}: {rate:,.0f}/s")
-    return found
+def measure(callers: Callers, writes: Mapping[str, Write], chosen: Any) -> tuple[dict[str, list[float]], Load]:
+    """Measure all in each round, after a short one that is not counted: the rates by round."""
+
+    def rate(name: str, counts: bool) -> float:
+        duration = chosen.seconds if counts else min(_WARM_UP, chosen.seconds)
+        return callers.run(writes[name], duration, sends=name not in (PLAIN, PLAIN_DOWN))
+
+    return in_rounds("units", list(writes), chosen.rounds, rate)
 
 
 def wait_until_open(place: Place, callers: Callers, pool: WriterPool[Any]) -> None:
@@ -165,7 +162,7 @@ def drain(place: Place, store: SqlStateStore, entries: int) -> float:
     began = time.perf_counter()
     with dualwrite.connect(store, kafka=place.servers.kafka, transactional_id=drainer_id(prefix), lanes=1) as writer:
         work = JournalDrain(writer, prefix, "benchmark")
-        while work.step():
+        while not work.turn().is_last:
             pass
     took = time.perf_counter() - began
     check_records("draining", "messages", {0: entries}, committed_values(place.servers.kafka, topic))
@@ -173,29 +170,28 @@ def drain(place: Place, store: SqlStateStore, entries: int) -> float:
 
 
 def report(place: Place, chosen: Any) -> str:
-    callers, first = Callers(place), processor_times()
+    callers = Callers(place)
     prefix = f"bench-{uuid4().hex[:12]}"
     with ExitStack() as pools, SqlStateStore(place.engine) as store:
         without = pools.enter_context(place.pool(f"{prefix}-without", PoolOptions(timeout=_LIMIT), chosen))
         options = PoolOptions(timeout=_LIMIT, when_kafka_is_down="journal", journal=_UNLIMITED)
         journaled = pools.enter_context(place.pool(prefix, options, chosen))
         writes = {PLAIN: place.plain, WITHOUT: place.through(without), WITH: place.through(journaled)}
-        found = measure(callers, writes, chosen)
+        found, load = measure(callers, writes, chosen)
         place.broker.kill(1)
         wait_until_open(place, callers, journaled)
-        found |= measure(callers, {PLAIN_DOWN: place.plain, DOWN: place.through(journaled)}, chosen)
-        load = Load.since(first)
+        down, load_down = measure(callers, {PLAIN_DOWN: place.plain, DOWN: place.through(journaled)}, chosen)
         place.broker.start(1)
         outage = wait_until_closed(store, prefix)
         pools.close()
         warm_up_broker(place.servers.kafka["bootstrap.servers"], chosen.broker_warm_up)
         alone = (chosen.drain, drain(place, store, chosen.drain))
     check_records("units", "messages", callers.sent, committed_values(place.servers.kafka, place.topic))
-    return as_text(found, load, outage, alone, chosen)
+    return as_text(found | down, (load, load_down), outage, alone, chosen)
 
 
 def as_text(
-    found: Mapping[str, list[float]], load: Load, outage: tuple[int, float], alone: tuple[int, float], chosen: Any
+    found: Mapping[str, list[float]], loads: Sequence[Load], outage: tuple[int, float], alone: tuple[int, float], chosen: Any
 ) -> str:
     lines = []
     for name, plain, without in ((WITHOUT, PLAIN, WITHOUT), (WITH, PLAIN, WITHOUT), (DOWN, PLAIN_DOWN, None)):
@@ -212,7 +208,7 @@ def as_text(
         f"\n### {chosen.callers} callers, {chosen.pool_size} writers\n\n{table(head, lines)}\n\n"
         f"Plain commits: {plain} per second, with Kafka up and down.\n\n"
         f"{table(['publishing a journal', 'messages', 'seconds', 'messages/s'], drained)}\n\n"
-        f"Busy {load.busy:.0%}, stolen {load.stolen:.1%}. Every row and message was compared."
+        f"With Kafka up and down: {' '.join(map(str, loads))} Every row and message was compared."
     )
 
 
@@ -246,7 +242,4 @@ def run(engine: Engine, statement: TextClause) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except VerificationError as error:
-        sys.exit(f"VerificationError: {error}")
+    run_verified(main)

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from alternatives import CORE, HANDLES, OBSERVED, POOL, TITLES, Case
 from comparison import Rounds, compare
-from figures import Spread, median, table, with_range
+from figures import FigureColumn, compared
+from measurement import Figures
 from options import add_servers, count, parser_of, positive, some_of
 
 _QUICK: Final[dict[str, Any]] = {"seconds": 0.5, "rounds": 1, "callers": 8, "broker_warm_up": 0.0}
@@ -39,18 +40,16 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def shown(rounds: Rounds) -> list[str]:
     """Units per second and processor time of each, and relative to the pool with nothing installed in the same round."""
-
-    def of(name: str, what: str) -> list[float | None]:
-        return [next((getattr(each, what) for each in one if each.case.alternative == name), None) for one in rounds]
-
-    lines = []
-    for name in (POOL, *OBSERVED):
-        rate, client = of(name, "rate"), of(name, "client")
-        ratios = [Spread.of_ratios(rate, of(POOL, "rate")), Spread.of_ratios(client, of(POOL, "client"))]
-        cells = [median(Spread.of(rate), 0), with_range(ratios[0], 3), median(Spread.of(client), 0, _MICRO)]
-        lines.append(["nothing" if name == POOL else TITLES[name], *cells, with_range(ratios[1], 3)])
-    head = ["installed", "units/s", "of nothing", "client CPU µs", "of nothing's"]
-    return [_EXPLAINED.format(rounds=len(rounds)), table(head, lines)]
+    found = {
+        name: [next(each for each in one if each.case.alternative == alternative) for one in rounds]
+        for alternative, name in {POOL: "nothing", **{each: TITLES[each] for each in OBSERVED}}.items()
+    }
+    columns: list[FigureColumn[Figures]] = [
+        FigureColumn("units/s", lambda each: each.rate, 1, 0),
+        FigureColumn("client CPU µs", lambda each: each.client, _MICRO, 0),
+    ]
+    shown = compared("installed", columns, found, "nothing", base_heading="nothing", digits=3)
+    return [_EXPLAINED.format(rounds=len(rounds)), shown]
 
 
 def main() -> int:

@@ -44,6 +44,7 @@ _DEBIT: Final = (
     .where(_accounts.c.id == sa.bindparam("account"))
     .values(balance=_accounts.c.balance - sa.bindparam("amount"))
 )
+_SET_TENANT: Final = sa.text("SELECT set_config('app.tenant', :tenant, true)")
 
 
 class Order:
@@ -76,6 +77,12 @@ class Order:
 def insert_core(connection: sa.Connection, order: Order) -> None:
     """Place an order through SQLAlchemy Core."""
     connection.execute(INSERT, {"body": order.body})
+
+
+def insert_of_a_tenant(connection: sa.Connection, order: Order) -> None:
+    """The same, after the tenant is set for the transaction."""
+    connection.execute(_SET_TENANT, {"tenant": order.key})
+    insert_core(connection, order)
 
 
 def debit_and_insert(connection: sa.Connection, order: Order) -> None:

@@ -33,6 +33,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         default=32,
         help="measure a writer per caller up to this many callers; pool.transaction() has at most as many",
     )
+    add("--tenants", action="store_true", help="each order sets its tenant first, for row-level security (threads, Core)")
     add("--quick", action="store_true", help="short and without the warm-up round, to see the output")
     add("--json", type=Path, metavar="FILE", help="write every figure to this file")
     add_servers(parser)
@@ -57,10 +58,12 @@ def points(options: argparse.Namespace) -> list[list[Case]]:
 def _case(options: argparse.Namespace, name: str, round_trip: float, kind: str, handle: str, callers: int) -> Case | None:
     """An alternative at a point; None if it is not measured there: blocks and writers need threads, tasks psycopg."""
     most: int = options.most_writers
+    if options.tenants and (kind, handle) != (THREADS, CORE):
+        return None
     if (kind != THREADS and (handle == CORE or name in (WRITERS, OWN))) or (name == WRITERS and callers > most):
         return None
     size = min(callers, most) if options.pool_size is None and name == OWN else options.pool_size
-    return Case(name, callers, kind, handle, round_trip, pool_size=size)
+    return Case(name, callers, kind, handle, round_trip, pool_size=size, tenants=options.tenants)
 
 
 def main() -> int:

@@ -7,7 +7,6 @@ DualProcessor, when the next batch is handed to the handler, which is a little l
 from __future__ import annotations
 
 import functools
-import statistics
 import sys
 import threading
 import time
@@ -24,12 +23,12 @@ from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, String,
 
 import dualwrite
 from dualwrite.processor import DualProcessor, ProcessorOptions
-from figures import Spread, table, with_range
+from figures import FigureColumn, compared
 from options import add_servers, count, counts, parser_of
 from processes import committed
-from records import VerificationError, check_records, place_of, record
+from records import VerificationError, check_records, place_of, record, run_verified
 from servers import Servers, servers
-from surroundings import Load, heading, in_turns, processor_times, show_progress, surroundings
+from surroundings import heading, in_rounds, surroundings
 
 JOINING: Final = {"group.initial.rebalance.delay.ms": "1000"}
 """Members that start together get their partitions together."""
@@ -283,25 +282,18 @@ def measure(place: Place, name: str, batch: int, messages: int) -> float:
 
 def report(place: Place, batch: int, messages: int, rounds: int) -> str:
     """Measure every alternative in each round; medians, and ratios of the rounds."""
-    names = list(ALTERNATIVES)
-    for name in names:
-        show_progress(f"batches of {batch:,}, warm-up: {name}")
-        measure(place, name, batch, min(messages, WARM_UP_BATCHES * batch))
-    found: dict[str, list[float]] = {name: [] for name in names}
-    first = processor_times()
-    for number in range(rounds):
-        for name in in_turns(names, number):
-            found[name].append(measure(place, name, batch, messages))
-            show_progress(f"batches of {batch:,}, round {number + 1}/{rounds}, {name}: {found[name][-1]:,.0f}/s")
-    load = Load.since(first)
-    lines = [
-        [name, f"{statistics.median(rates):,.0f}", with_range(Spread.of_ratios(rates, found[DATABASE]), 2)]
-        for name, rates in found.items()
-    ]
+    few = min(messages, WARM_UP_BATCHES * batch)
+    found, load = in_rounds(
+        f"batches of {batch:,}",
+        list(ALTERNATIVES),
+        rounds,
+        lambda name, counts: measure(place, name, batch, messages if counts else few),
+    )
     members = "1 member" if place.members == 1 else f"{place.members} members"
     title = f"\n### Batches of {batch:,}: {messages:,} messages, {members}"
-    shown = table(["alternative", "messages/s", f"÷ {DATABASE}"], lines)
-    return f"{title}\n\n{shown}\n\nBusy {load.busy:.0%}, stolen {load.stolen:.1%}. Rows and messages were compared each time."
+    columns: list[FigureColumn[float]] = [FigureColumn("messages/s", lambda rate: rate, 1, 0)]
+    shown = compared("alternative", columns, found, DATABASE, base_heading=DATABASE)
+    return f"{title}\n\n{shown}\n\n{load} Rows and messages were compared each time."
 
 
 def main() -> None:
@@ -332,7 +324,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except VerificationError as error:
-        sys.exit(f"VerificationError: {error}")
+    run_verified(main)

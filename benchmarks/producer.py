@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import argparse
 import gc
-import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import uuid4
 
 from confluent_kafka import Producer
 
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.native_producer import NativeProducer
-from figures import Spread, percentile, table, with_range
+from figures import FigureColumn, compared, percentile
 from options import add_servers, count, parser_of, positive
 from processes import committed_values
-from records import SIZE, VerificationError, check_records, records
+from records import SIZE, VerificationError, check_records, records, run_verified
 from servers import Servers, servers
-from surroundings import heading, in_turns, show_progress, surroundings
-
-T = TypeVar("T")
+from surroundings import heading, in_rounds, surroundings
 
 TIMEOUT: Final = 60.0
 WARM_UP: Final = 30
@@ -157,10 +153,6 @@ class Latencies:
     def rate(self) -> float:
         return len(self.each) / self.elapsed
 
-    def at(self, share: float) -> float:
-        """A quantile, in milliseconds."""
-        return (percentile(self.each, share) or 0.0) * 1000
-
 
 def in_turn(place: Place, name: str, ids: int, duration: float) -> Latencies:
     """One caller that uses the ids in turn."""
@@ -199,47 +191,28 @@ def bulk(place: Place, name: str, messages: int, transactions: int, kind: Kind) 
 # --- tables -------------------------------------------------------------------------------------------------------------------
 
 
-def rounds_of(title: str, names: Sequence[str], rounds: int, measure: Callable[[str, bool], T]) -> dict[str, list[T]]:
-    """Measure every producer in each round; a first round, for which `measure` gets False, is discarded."""
-    found: dict[str, list[T]] = {name: [] for name in names}
-    for number in range(rounds + 1):
-        for name in in_turns(names, number):
-            show_progress(f"{title}, {f'round {number}' if number else 'warm-up'}: {name}")
-            measured = measure(name, number > 0)
-            if number:
-                found[name].append(measured)
-    return found
-
-
 def latency_table(title: str, measure: Callable[[str, float], Latencies], duration: float, rounds: int) -> None:
     """Print medians of transactions; ratios are those of the rounds."""
     short = min(duration, _WARM_UP_SECONDS)
-    found = rounds_of(title, PRODUCERS, rounds, lambda name, counts: measure(name, duration if counts else short))
-    lines = []
-    for name, runs in found.items():
-        rate, middle, high = (
-            statistics.median(of) for of in zip(*((r.rate, r.at(0.5), r.at(0.99)) for r in runs), strict=True)
-        )
-        ratios = (
-            with_range(Spread.of_ratios(map(what, runs), map(what, found[CONFLUENT])), 2)
-            for what in (lambda run: run.rate, lambda run: run.at(0.5))
-        )
-        lines.append([name, f"{rate:,.0f}", f"{middle:.2f}", f"{high:.2f}", *ratios])
-    head = ["producer", "tx/s", "p50 ms", "p99 ms", "tx/s ÷ confluent", "p50 ÷ confluent"]
-    print(f"\n### {title}\n\n{table(head, lines)}", flush=True)
+    found, _ = in_rounds(title, PRODUCERS, rounds, lambda name, counts: measure(name, duration if counts else short))
+    columns: list[FigureColumn[Latencies]] = [
+        FigureColumn("tx/s", lambda run: run.rate, 1, 0),
+        FigureColumn("p50 ms", lambda run: percentile(run.each, 0.5), 1e3, 2),
+        FigureColumn("p99 ms", lambda run: percentile(run.each, 0.99), 1e3, 2),
+    ]
+    print(f"\n### {title}\n\n{compared('producer', columns, found, CONFLUENT, base_heading='confluent')}", flush=True)
 
 
 def bulk_table(place: Place, kind: Kind, messages: int, transactions: int, rounds: int) -> None:
     """The same for messages per second."""
     title = f"{transactions} transactions of {messages:,} of {SIZE} bytes: {kind.title}"
-    found = rounds_of(
-        title, kind.names, rounds, lambda name, counts: bulk(place, name, messages, transactions if counts else 1, kind)
-    )
-    lines = [
-        [name, f"{statistics.median(rates):,.0f}", with_range(Spread.of_ratios(rates, found[CONFLUENT]), 2)]
-        for name, rates in found.items()
-    ]
-    print(f"\n### {title}\n\n{table(['producer', 'messages/s', '÷ confluent'], lines)}", flush=True)
+
+    def measure(name: str, counts: bool) -> float:
+        return bulk(place, name, messages, transactions if counts else 1, kind)
+
+    found, _ = in_rounds(title, kind.names, rounds, measure)
+    columns: list[FigureColumn[float]] = [FigureColumn("messages/s", lambda rate: rate, 1, 0)]
+    print(f"\n### {title}\n\n{compared('producer', columns, found, CONFLUENT, base_heading='confluent')}", flush=True)
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -270,7 +243,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except VerificationError as error:
-        sys.exit(f"VerificationError: {error}")
+    run_verified(main)

@@ -1,8 +1,9 @@
-"""Numbered records of 200 bytes: what the benchmarks write, and the check that exactly this is there. Pure."""
+"""Numbered records of 200 bytes: what the benchmarks write, and the check that exactly this is there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Final
 
@@ -65,3 +66,11 @@ def check_records(name: str, what: str, written: Mapping[int, int], found: Itera
         missing = sum(numbers.count(0) for numbers in seen.values())
         raise VerificationError(f"{name}: {missing} {what} are missing (the first of each writer: {lost[:_SHOWN]})")
     return sum(written.values())
+
+
+def run_verified(main: Callable[[], None]) -> None:
+    """Run a benchmark, which ends with an error if something is not what was written."""
+    try:
+        main()
+    except VerificationError as error:
+        sys.exit(f"VerificationError: {error}")

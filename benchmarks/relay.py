@@ -6,22 +6,21 @@ at a steady rate; the time from each commit until a `read_committed` consumer ha
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from sqlalchemy import Engine, create_engine, text
 
-from figures import Column, Latency, compared
+from figures import FigureColumn, Latency, compared
 from options import add_servers, count, counts, parser_of, positive
 from orders import clean, prepare, remove
 from processes import Worker, arrivals, committed_values, exactly_once, relay
-from records import VerificationError, check_records, place_of, record
+from records import VerificationError, check_records, place_of, record, run_verified
 from servers import Servers, servers
-from surroundings import Load, heading, in_turns, processor_times, show_progress, surroundings
+from surroundings import heading, in_rounds, surroundings
 
 PARTITIONS: Final = 4
 TIMEOUT: Final = 120.0
@@ -38,13 +37,11 @@ _ONE: Final = text("INSERT INTO benchmark_outbox (topic, key, value) VALUES (:to
 _ANY: Final = text("SELECT EXISTS (SELECT FROM benchmark_outbox)")
 
 
-@dataclass
-class Figures:
-    """Of one alternative, round by round."""
+class Figures(NamedTuple):
+    """Of one measurement."""
 
-    rates: list[float] = field(default_factory=list)
-    p50: list[float] = field(default_factory=list)
-    p99: list[float] = field(default_factory=list)
+    rate: float
+    delay: Latency
 
 
 @dataclass(frozen=True)
@@ -126,25 +123,19 @@ def _insert_steadily(engine: Engine, topic: str, seconds: float, pause: float) -
 
 def report(place: Place, batch: int, chosen: Any) -> str:
     """Measure both in each round; medians, and ratios of the rounds."""
-    found = {name: Figures() for name in NAMES}
-    first = processor_times()
-    for number in range(chosen.rounds):
-        for name in in_turns(list(NAMES), number):
-            mine = found[name]
-            mine.rates.append(rate(place, name, batch, chosen.rows))
-            latency = delay(place, name, batch, chosen.seconds, chosen.pause)
-            mine.p50.append(latency.p50 or 0.0)
-            mine.p99.append(latency.p99 or 0.0)
-            show_progress(f"batches of {batch:,}, round {number + 1}/{chosen.rounds}, {name}: {mine.rates[-1]:,.0f}/s")
-    load = Load.since(first)
-    columns: list[Column[Figures]] = [
-        Column("rows/s", lambda each: each.rates, 1, 0),
-        Column("delay p50 (ms)", lambda each: each.p50, 1e3, 1),
-        Column("delay p99 (ms)", lambda each: each.p99, 1e3, 1),
+
+    def measure(name: str, _: bool) -> Figures:
+        return Figures(rate(place, name, batch, chosen.rows), delay(place, name, batch, chosen.seconds, chosen.pause))
+
+    found, load = in_rounds(f"batches of {batch:,}", NAMES, chosen.rounds, measure, has_warm_up=False)
+    columns: list[FigureColumn[Figures]] = [
+        FigureColumn("rows/s", lambda each: each.rate, 1, 0),
+        FigureColumn("delay p50 (ms)", lambda each: each.delay.p50, 1e3, 1),
+        FigureColumn("delay p99 (ms)", lambda each: each.delay.p99, 1e3, 1),
     ]
     shown = compared("relay", columns, found, THEIRS, base_heading="at least once")
     title = f"\n### Batches of {batch:,}: {chosen.rows:,} rows of 200 bytes"
-    return f"{title}\n\n{shown}\n\nBusy {load.busy:.0%}, stolen {load.stolen:.1%}. Every message was compared."
+    return f"{title}\n\n{shown}\n\n{load} Every message was compared."
 
 
 def main() -> None:
@@ -172,7 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except VerificationError as error:
-        sys.exit(f"VerificationError: {error}")
+    run_verified(main)

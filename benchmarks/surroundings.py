@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +20,10 @@ import psutil
 from sqlalchemy import create_engine, text
 
 import dualwrite
-from dualwrite.kafka.native.compiled import is_compiled
+from dualwrite.kafka.native import is_compiled
 
 T = TypeVar("T")
+M = TypeVar("M")
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _SETTINGS: Final = ("server_version", "fsync", "synchronous_commit", "full_page_writes")
@@ -96,6 +97,9 @@ class Load:
     busy: float
     stolen: float
 
+    def __str__(self) -> str:
+        return f"Busy {self.busy:.0%}, stolen {self.stolen:.1%}."
+
     @classmethod
     def since(cls, first: tuple[float, float, float]) -> Self:
         """From `first`, which was `processor_times()`, until now."""
@@ -114,3 +118,23 @@ def in_turns(names: Sequence[T], by: int) -> Iterator[T]:
     """All of them, starting with a different one each time, so that a slowdown of the machine affects all alike."""
     for place in range(len(names)):
         yield names[(place + by) % len(names)]
+
+
+def in_rounds(
+    what: str, names: Sequence[str], rounds: int, measure: Callable[[str, bool], M], *, has_warm_up: bool = True
+) -> tuple[dict[str, list[M]], Load]:
+    """Measure every alternative in each round; what each has measured, round by round, and how busy the machine was.
+
+    A first round, for which `measure` gets False, is a warm-up and discarded.
+    """
+    found: dict[str, list[M]] = {name: [] for name in names}
+    first = processor_times()
+    for number in range(0 if has_warm_up else 1, rounds + 1):
+        for name in in_turns(names, number):
+            show_progress(f"{what}, {f'round {number}/{rounds}' if number else 'warm-up'}: {name}")
+            measured = measure(name, number > 0)
+            if number:
+                found[name].append(measured)
+        if not number:
+            first = processor_times()
+    return found, Load.since(first)

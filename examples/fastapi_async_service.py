@@ -69,7 +69,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     engine = create_engine(settings.database_url)
     try:
         create_table(engine)
-        async with await aio.create_pool(engine, prefix="shop") as pool:
+        async with aio.create_pool(engine, prefix="shop") as pool:
             app.state.shop = Shop(engine, pool)
             yield
     finally:

@@ -81,6 +81,7 @@ def _create_tables_of_writers() -> None:
         sa.Column("transactional_id", sa.String(255), primary_key=True),
         sa.Column("owner", sa.String(255), nullable=False),
         sa.Column("leased_until", _moment(), nullable=False),
+        sa.Column("lease_ms", sa.BigInteger, nullable=False),
         **_options(),
     )
     op.create_table(
@@ -122,6 +123,7 @@ def _create_tables_of_the_journal() -> None:
         sa.Column("max_entries", sa.BigInteger, nullable=True),
         sa.Column("max_size", sa.BigInteger, nullable=True),
         sa.Column("max_age_ms", sa.BigInteger, nullable=True),
+        sa.Column("failure", sa.Text, nullable=True),
         **_options(),
     )
     op.create_table(
@@ -134,6 +136,7 @@ def _create_tables_of_the_journal() -> None:
         sa.Column("headers", sa.Text().with_variant(mysql.LONGTEXT(), *_MYSQL), nullable=True),
         sa.Column("partition_number", sa.Integer, nullable=True),
         sa.Column("sent_at_ms", sa.BigInteger, nullable=False),
+        sa.Column("has_own_time", sa.Boolean, nullable=False),
         sa.Column("size", sa.Integer, nullable=False),
         **_options(),
     )

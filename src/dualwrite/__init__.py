@@ -11,8 +11,9 @@ from dualwrite import errors as _errors
 from dualwrite.errors import *  # noqa: F403  (what its __all__ lists)
 
 if TYPE_CHECKING:
-    from dualwrite.api import connect, create_pool, open_recoverer, plan_recovery, recover
+    from dualwrite.api import connect, create_pool, plan_recovery, recover
     from dualwrite.kafka.topic import Topic
+    from dualwrite.opening import open_recoverer
     from dualwrite.pool.pool import WriterPool
     from dualwrite.pool.scaling import PoolOptions
     from dualwrite.recipe.phases import Phase
@@ -58,12 +59,14 @@ __all__ = [
     "recover",
     "store_from_url",
 ]
-__all__ += _errors.__all__
+if not TYPE_CHECKING:  # a type checker finds the classes by the import above
+    __all__ += _errors.__all__
 _WHERE = {
     name: module
     for module, names in {
-        "dualwrite.api": ("connect", "create_pool", "open_recoverer", "plan_recovery", "recover"),
+        "dualwrite.api": ("connect", "create_pool", "plan_recovery", "recover"),
         "dualwrite.kafka.topic": ("Topic",),
+        "dualwrite.opening": ("open_recoverer",),
         "dualwrite.pool.pool": ("WriterPool",),
         "dualwrite.pool.scaling": ("PoolOptions",),
         "dualwrite.recipe.phases": ("Phase",),

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, overload
 
 from sqlalchemy import URL, Connection, Engine
 
-from dualwrite.errors import ConfigurationError
-from dualwrite.kafka.base import ProducerFactory
-from dualwrite.kafka.choose import ProbedCluster, choose_producer
+from dualwrite.errors import ConfigurationError, told_briefly
+from dualwrite.kafka.choose import ProbedCluster
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.logs import SubjectLogger
-from dualwrite.opening import Database, Kafka, as_store, connected, connected_with_journal, journal_keeper, journal_of
-from dualwrite.recipe.republish import RecoveryPublisher
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.opening import Database, Kafka, as_store, connected, open_recoverer, the_id
 from dualwrite.recovery.plan import RecoveryPlan
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
@@ -90,6 +88,7 @@ def connect(database: ZooKeeperStore, **options: Unpack[ConnectOptions]) -> Dual
 def connect(database: str | TxnStateStore | None = None, **options: Unpack[ConnectOptions]) -> DualWriter[Any]: ...
 
 
+@told_briefly
 def connect(
     database: Database | None = None,
     *,
@@ -123,7 +122,8 @@ def connect(
         acknowledge: "visible" or "decided"; see DualWriter.
         when_kafka_is_down: "fail" raises the error of Kafka. With "journal" messages are written into a table in the database
             transaction of their block, and published later (docs/guides/kafka-down.md). The writer then opens while Kafka is
-            down, too, and recovers its id before it sends anything to Kafka. Only for SQL databases.
+            down, too, and recovers its id before it sends anything to Kafka. Only for SQL databases. A broker that refuses the
+            writer (BrokerAuthorizationError) is not down: that is raised in either case.
         journal: How much that table may contain; then transactions fail.
         timeouts: Time limits.
         session: Makes `tx.session`: a sessionmaker or a Session class; see SqlStateStore. Only for a URL or an Engine.
@@ -147,10 +147,28 @@ def connect(
         schema=schema,
     )
     if validate_when_kafka_is_down(when_kafka_is_down) == "fail":
-        return connected(database, acknowledge=acknowledge, kafka=kafka, session=session, settings=chosen)
-    return connected_with_journal(
-        database, acknowledge=acknowledge, kafka=kafka, session=session, settings=chosen, limits=journal
-    )
+        return connected(database, acknowledge=acknowledge, kafka=kafka, session=session, settings=chosen, uses=("writer",))
+    from dualwrite.relay.journal_keeper import JournalKeeper  # noqa: PLC0415  (most programs don't need it)
+
+    with ExitStack() as opened:
+        store = as_store(database, chosen, session)
+        if store is not database:
+            opened.callback(store.close)
+        store.check_rights("writer", "journal")
+        keeper = JournalKeeper(store, the_id(chosen), kafka, chosen, journal)
+        opened.callback(keeper.stop)
+        writer = connected(
+            store,
+            settings=replace(chosen, timeouts=chosen.timeouts.with_journal()),
+            kafka=kafka,
+            session=None,
+            acknowledge=acknowledge,
+            journal=keeper.journal,
+            keeper=keeper,
+            owns_store=store is not database,
+        )
+        opened.pop_all()
+        return writer
 
 
 class PoolArguments(WriterOptions, total=False):
@@ -178,6 +196,7 @@ def create_pool(
 ) -> WriterPool[Any]: ...
 
 
+@told_briefly
 def create_pool(
     database: Database | None = None,
     *,
@@ -231,8 +250,6 @@ def create_pool(
 
     probed = ProbedCluster()
     journal, timeouts = None, chosen.timeouts
-    if options.when_kafka_is_down == "journal":
-        journal, timeouts = journal_of(store, prefix, options.journal), timeouts.with_journal()
 
     def open_writer(name: str) -> DualWriter[Any]:
         of_writer = chosen.with_changes(transactional_id=name, timeouts=timeouts, **connecting)
@@ -262,8 +279,12 @@ def create_pool(
             opened.callback(store.close)
         config = KafkaConfig.over(kafka, chosen.kafka)
         keeper = None
-        if journal is not None:
-            keeper = journal_keeper(store, journal, kafka, chosen.with_changes(**connecting))
+        store.check_rights("writer", "pool", *(["journal"] if options.when_kafka_is_down == "journal" else ()))
+        if options.when_kafka_is_down == "journal":
+            from dualwrite.relay.journal_keeper import JournalKeeper  # noqa: PLC0415  (as above)
+
+            keeper = JournalKeeper(store, prefix, kafka, chosen.with_changes(**connecting), options.journal)
+            journal, timeouts = keeper.journal, timeouts.with_journal()
             opened.callback(keeper.stop)
         pool: WriterPool[Any] = WriterPool(
             open_writer,
@@ -299,42 +320,6 @@ def _recover_above(new_recoverer: Callable[[], Recoverer], prefix: str, size: in
     with new_recoverer() as recoverer:
         pending = recoverer.pending(prefix=f"{prefix}.")
         recoverer.recover([name for name in pending if (number_of(prefix, name) or 0) > size]).raise_for_problems()
-
-
-def open_recoverer(
-    database: Database | None = None,
-    *,
-    kafka: Kafka | None = None,
-    on_lost: OnLost | None = None,
-    timeouts: Timeouts | None = None,
-    schema: str | None = None,
-    settings: Settings | None = None,
-) -> Recoverer:
-    """Build a Recoverer. Arguments are as for `connect`; close it with `with` or `close()`.
-
-    It publishes lost messages again if `on_lost` is "republish", with a producer as `connect` would choose it.
-    """
-    chosen = (settings or Settings.from_environment()).with_changes(on_lost=on_lost, timeouts=timeouts, schema=schema)
-    config = KafkaConfig.over(kafka, chosen.kafka)
-    store = as_store(database, chosen)
-    coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
-
-    def producers(transactional_id: str) -> ProducerFactory:
-        return choose_producer(config, coordinator, chosen.with_changes(transactional_id=transactional_id))
-
-    republisher = None
-    if chosen.on_lost == "republish":
-        republisher = RecoveryPublisher(
-            store, coordinator, producers, timeouts=chosen.timeouts, is_marked=chosen.mark_republished
-        )
-    return Recoverer(
-        store,
-        coordinator,
-        timeouts=chosen.timeouts,
-        republisher=republisher,
-        owns_store=store is not database,
-        owns_coordinator=True,
-    )
 
 
 def recover(

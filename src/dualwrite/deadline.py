@@ -1,4 +1,4 @@
-"""A deadline, made once and passed down through every layer; and the check that no event loop has to wait for a call."""
+"""A deadline, made once and passed down through every layer; pauses between attempts; and that no event loop has to wait."""
 
 from __future__ import annotations
 
@@ -6,11 +6,46 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Self, TypeVar
+from random import SystemRandom
+from typing import Final, Self, TypeVar
 
 from dualwrite.errors import UsageError
 
 T = TypeVar("T")
+
+CHANCE: Final = SystemRandom()
+"""Spreads pauses and choices. The numbers of `random` itself are the application's to seed, and equal in forked processes."""
+
+
+class Pauses:
+    """The pauses of a loop between its attempts, in seconds: `next` returns them, each twice as long as the one before.
+
+    Attributes:
+        taken: How many there were since the last success.
+        upcoming: How long the next one is at least.
+
+    Args:
+        first: The first one.
+        longest: The length up to which they are doubled.
+        spread: The part by which each is longer at most, at random: those that have failed together don't return together.
+    """
+
+    __slots__ = ("_first", "_longest", "_spread", "taken", "upcoming")
+
+    def __init__(self, first: float, longest: float = 1.0, *, spread: float = 1.0) -> None:
+        self._first = first
+        self._longest = longest
+        self._spread = spread
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin with the first one again, after a success."""
+        self.taken, self.upcoming = 0, self._first
+
+    def __next__(self) -> float:
+        seconds, self.upcoming = self.upcoming, min(2 * self.upcoming, self._longest)
+        self.taken += 1
+        return seconds * CHANCE.uniform(1.0, 1.0 + self._spread)
 
 
 class Deadline:
@@ -66,6 +101,17 @@ class Deadline:
     def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`, or for the remaining time if that is shorter."""
         time.sleep(min(seconds, self.left))
+
+    def pause(self, pauses: Pauses) -> bool:
+        """Sleep until the next attempt; False if the deadline has passed, and there should be none."""
+        self.sleep(next(pauses))
+        return not self.expired
+
+    def attempts(self, pauses: Pauses) -> Iterator[None]:
+        """Attempts with pauses between them, until the caller leaves the loop; none but the first begins after the deadline."""
+        yield
+        while self.pause(pauses):
+            yield
 
     def __repr__(self) -> str:
         return f"<Deadline: {self.left:.3f} of {self.seconds:g} s left>"

@@ -6,82 +6,21 @@ boundaries (Spark, multiprocessing).
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Final, ParamSpec, TypeVar
 
-__all__ = [
-    "AfterCommitError",
-    "BatchRefusedError",
-    "BrokerAuthorizationError",
-    "BrokerError",
-    "BrokerUnavailableError",
-    "ChunkChangedError",
-    "ClaimTimeoutError",
-    "ClusterMismatchError",
-    "ConcurrentUseError",
-    "ConfigurationError",
-    "DeliveryError",
-    "DeserializationError",
-    "DualWriteError",
-    "FencedError",
-    "InDoubtTransactionError",
-    "InvalidMessageError",
-    "InvalidTransactionalIdError",
-    "InvalidTransitionError",
-    "JobClosedError",
-    "JobPlanChangedError",
-    "JournalFullError",
-    "JournalSwitchedError",
-    "LogTruncatedError",
-    "LostTransactionError",
-    "MessageFailedError",
-    "MessageRefusedError",
-    "MessageTooLargeError",
-    "MessagesChangedError",
-    "MessagesCommittedError",
-    "MessagesDeletedError",
-    "MissingDependencyError",
-    "NestedTransactionError",
-    "NotResolvedError",
-    "PoolTimeoutError",
-    "PositionForgottenError",
-    "PositionMovedError",
-    "PrefixLeasedError",
-    "PrepareError",
-    "ProducerFencedError",
-    "RecoveryError",
-    "RepairRefusedError",
-    "SchemaRegistryUnavailableError",
-    "SerializationError",
-    "StateTableMissingError",
-    "StoreCommitFailedError",
-    "StoreCommitUnknownError",
-    "StoreCopiedError",
-    "StoreError",
-    "StoreLockedError",
-    "StoreUnavailableError",
-    "StoredStateError",
-    "TopicReplacedError",
-    "TransactionChangedError",
-    "TransactionControlError",
-    "TransactionTimeoutError",
-    "TransactionTimeoutRefusedError",
-    "TwoPhaseCommitRefusedError",
-    "UnknownGroupError",
-    "UnknownTopicError",
-    "UnknownTransactionStateError",
-    "UnverifiedTransactionError",
-    "UsageError",
-    "WriterClosedError",
-]
-
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
 _NEEDS_NO_QUOTES: Final = re.compile(r"[\w@%+=:,./-][\w@%+=:,./~-]*", re.ASCII)
 
 
 class DualWriteError(Exception):
     """Base class of every error that dualwrite raises deliberately.
+
+    `str(error)` has what failed, the cause and the next step on lines of their own, f"{error}" has them on one line.
 
     Attributes: `retriable` (whether the same call may succeed if it is repeated), and `lane` (the id of the lane that
     the error is about, if it is not lane 0).
@@ -124,14 +63,17 @@ class DualWriteError(Exception):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __str__(self) -> str:
-        text = self.what
-        if self.transactional_id is not None:
-            text += f" [transactional id {self.transactional_id!r}]"
-        if self.cause:
-            text += f" Cause: {self.cause}"
-        if self.next_step:
-            text += f" Next step: {self.next_step}"
-        return text
+        return "\n".join(self._parts)
+
+    def __format__(self, format_spec: str) -> str:
+        """On one line, as a part of another text, or of a log record."""
+        return format(" ".join(" ".join(self._parts).split("\n")), format_spec)
+
+    @property
+    def _parts(self) -> list[str]:
+        about = "" if self.transactional_id is None else f" [transactional id {self.transactional_id!r}]"
+        further = (("Cause", self.cause), ("Next step", self.next_step))
+        return [f"{self.what}{about}", *(f"{name}: {text}" for name, text in further if text)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         known = {"transactional_id": self.transactional_id, "cause": self.cause, "next_step": self.next_step}
@@ -226,10 +168,15 @@ class SchemaRegistryUnavailableError(DualWriteError):
 
 
 class BrokerError(DualWriteError):
-    """An error on Kafka's side. Attributes: `code` and `name` of Kafka's error, if it returned one."""
+    """An error on Kafka's side.
+
+    Attributes: `code` and `name` of Kafka's error, if it returned one; `throttled`, the seconds for which a quota of Kafka has
+    held the call back, if that is why it took too long.
+    """
 
     code: int
     name: str
+    throttled: float
 
 
 class BrokerUnavailableError(BrokerError):
@@ -241,7 +188,11 @@ class BrokerUnavailableError(BrokerError):
 
 
 class BrokerAuthorizationError(BrokerError):
-    """The principal lacks an ACL, or authentication failed; the message names the ACL to grant."""
+    """Kafka answers, and refuses this client: it is no outage, and stays so until somebody changes something.
+
+    A login, a certificate or `security.protocol` is wrong, the broker's certificate is not trusted, or an ACL is missing. The
+    message names the setting to change, or the ACL to grant.
+    """
 
 
 class UnknownTopicError(BrokerError):
@@ -311,8 +262,18 @@ class MessageRefusedError(DeliveryError):
     retriable = False
 
 
+class HostClockError(DeliveryError):
+    """Kafka refused the timestamp that a message got from this host's clock; both sides were rolled back.
+
+    Nothing is wrong with the message: relays, processors and journals wait until the clock is right. Attributes: `ahead`, the
+    seconds by which this host's clock is ahead of the broker's (negative: behind it), or None if that is not known.
+    """
+
+    ahead: float | None
+
+
 class ClusterMismatchError(BrokerError):
-    """The id's row names another Kafka cluster. Nothing was claimed, changed or sent.
+    """The row of the id, or of another id of its name, names another Kafka cluster. Nothing was claimed, changed or sent.
 
     Attributes: `stored_cluster_id` (in the row) and `seen_cluster_id` (the `cluster.id` that Kafka returned).
     """
@@ -366,6 +327,13 @@ class StoreUnavailableError(StoreError):
 
 class StoreLockedError(StoreUnavailableError):
     """Another transaction held a lock for longer than the time limit, at a time when nothing was in doubt."""
+
+
+class StoreNotWritableError(StoreUnavailableError):
+    """The database answers, but takes no writes now: it or the session is read-only, or its disk or memory is full.
+
+    Nothing was in doubt, and the same call may succeed later. The connection is replaced.
+    """
 
 
 class StateTableMissingError(StoreError):
@@ -531,6 +499,23 @@ class UnverifiedTransactionError(DualWriteError):
     delivery: Any  # a Delivery, or None; importing it here would be circular
 
 
+class CommittedTransactionsForgottenError(DualWriteError):
+    """The database has forgotten transactions that it had committed: their messages are visible, and their rows are gone.
+
+    It has gone back to an earlier state, as after a failover to an asynchronous standby. The writer reports this once, and goes
+    on: the transaction that has found it was rolled back on both sides, and can be repeated. `dualwrite status` lists what was
+    forgotten until somebody acknowledges it. Attributes: `state` and `generation` of the newest of these transactions,
+    `transactions` (how many there are at least), `delivery` (where their messages are).
+    """
+
+    state: str
+    generation: int
+    transactions: int
+    delivery: Any  # a Delivery, or None; importing it here would be circular
+
+    retriable = True
+
+
 class RecoveryError(DualWriteError):
     """Recovery of at least one id did not finish; the report shows which. Attributes: `report`."""
 
@@ -644,6 +629,24 @@ class ChunkChangedError(DualWriteError):
 # --- the errors behind an error, and commands in next steps -------------------------------------------------------------------
 
 
+def told_briefly(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """The function; an error of ours that has a next step leaves it without the frames below, and without the driver's errors.
+
+    What it was raised from is its `__context__` then, with all frames. Other errors show all.
+    """
+
+    @functools.wraps(function)
+    def door(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except DualWriteError as error:
+            if error.next_step is None:
+                raise
+            raise error.with_traceback(None) from None
+
+    return door
+
+
 def causes_of(error: BaseException, *, before: BaseException | None = None) -> Iterator[BaseException]:
     """What an error was raised from, or else while handling it; then what is behind that, and so on, as a traceback shows it.
 
@@ -675,3 +678,7 @@ def _escaped(each: str) -> str:
     if each in "\\'":
         return f"\\{each}"
     return each if each.isprintable() else f"\\U{ord(each):08x}"
+
+
+if not TYPE_CHECKING:  # a type checker can't evaluate it, and takes all names without an underscore
+    __all__ = [name for name, each in tuple(globals().items()) if isinstance(each, type) and issubclass(each, DualWriteError)]

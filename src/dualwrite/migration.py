@@ -36,15 +36,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.engines import dialect_of, make_engine, parse_url
 from dualwrite.stores.sql.home import (
-    SCHEMAS_ARE_DATABASES,
     found_schema,
     made_in_schema,
+    quoted,
     refuse_without_schemas,
     schema_script,
     script_in_schema,
 )
+from dualwrite.stores.sql.rights import grants as granted
+from dualwrite.stores.sql.rights import rights_for
 from dualwrite.stores.sql.sql_errors import ErrorMap, quietly
-from dualwrite.stores.sql.tables import VERSION_TABLE_NAME
+from dualwrite.stores.sql.tables import MYSQL, VERSION_TABLE_NAME
 
 _RELATIVE: Final = ("head", "heads", "+", "-")
 _CONNECT_TIMEOUT: Final = 10.0
@@ -146,14 +148,37 @@ def sql(database: str | URL, revision: str = "head", *, schema: str | None = Non
     refuse_without_schemas(dialect.name, schema)
     text = io.StringIO()
     if schema is not None:
-        preparer = url.get_dialect()().identifier_preparer
-        text.write(f"{schema_script(dialect.name, preparer.quote_identifier(schema))}\n\n")
+        text.write(f"{schema_script(dialect.name, quoted(dialect.name, schema))}\n\n")
     config = _config()
     config.output_buffer = text
     config.set_main_option("sqlalchemy.url", url.set(password=None).render_as_string().replace("%", "%%"))
     with _one_at_a_time, _revision_checked(revision):
         command.upgrade(config, revision, sql=True)
     return text.getvalue()
+
+
+def grants(
+    database: str | URL, role: str, uses: Iterable[str], *, schema: str | None = None, outbox: str | None = None
+) -> list[str]:
+    """The GRANT statements for what a role does, to be run by the tables' owner; none on SQLite. Does not connect.
+
+    Args:
+        database: A URL as for the store.
+        role: The role; on MariaDB and MySQL `user@host`, or a name.
+        uses: What it does: the keys of `dualwrite.stores.sql.rights.RIGHTS`.
+        schema: The schema that contains the tables.
+        outbox: A relay's table, `schema.name` or `name`.
+
+    Raises:
+        ConfigurationError: There is no store for the URL.
+    """
+    url, dialect = parse_url(database)
+    refuse_without_schemas(dialect.name, schema)
+    quote = url.get_dialect()().identifier_preparer.quote
+    is_mysql = dialect.name in MYSQL
+    place = schema or (url.database if is_mysql else None)
+    named = "@".join(f"'{each}'" for each in role.replace("'", "").split("@")) if is_mysql else quote(role)
+    return [] if dialect.family == "sqlite" else granted(rights_for(uses, lambda _: place, dialect.name, outbox), quote, named)
 
 
 # --- inside a migration of the user -------------------------------------------------------------------------------------------
@@ -270,7 +295,7 @@ def _connected(database: str | URL | Engine, doing: str, schema: str | None) -> 
         dialect.watch_engine(engine)
     else:
         url, dialect = parse_url(database)
-        if schema is not None and dialect.name in SCHEMAS_ARE_DATABASES:
+        if schema is not None and dialect.name in MYSQL:
             url, schema = url.set(database=schema), None
         options = dialect.engine_options(url, connect_timeout=_CONNECT_TIMEOUT, lock_timeout=_LOCK_TIMEOUT)
         engine = make_engine(url, dialect, **options)

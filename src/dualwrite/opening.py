@@ -1,8 +1,7 @@
-"""Open a writer from complete settings: its store, its side at Kafka, and its journal if it has one."""
+"""Open a writer or a recoverer from complete settings: its store, and its side at Kafka."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -10,27 +9,24 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import URL, Engine
 
 from dualwrite.deadline import Limit
-from dualwrite.errors import ConfigurationError, DualWriteError, InvalidTransactionalIdError
+from dualwrite.errors import ConfigurationError, DualWriteError
 from dualwrite.kafka.base import ProducerFactory
 from dualwrite.kafka.choose import LIBRDKAFKA_LANES, NATIVE_LANES, LateProducers, ProbedCluster, choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.time_budget import chosen_timeout_ms
 from dualwrite.kafka.native.native_settings import KNOWN_NAMES
-from dualwrite.kafka.time_budget import chosen_timeout_ms
 from dualwrite.recipe.idle import RECOVER_LIMIT
-from dualwrite.recovery.clusters import check_cluster
-from dualwrite.recovery.recoverer import describe_owner
-from dualwrite.settings import SWITCH_AFTER, Acknowledge, ProducerName, Settings
+from dualwrite.recipe.republish import RecoveryPublisher
+from dualwrite.recovery.recoverer import Recoverer
+from dualwrite.settings import SWITCH_AFTER, Acknowledge, OnLost, ProducerName, Settings, Timeouts, misspelt
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.journal import JournalLimits
-from dualwrite.stores.leases import number_of
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.transactional_id import TransactionalId, validate_transactional_id
+from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
-    from dualwrite.pool.journal_keeper import JournalKeeper
     from dualwrite.recipe.journaling import Journal, Keeper
     from dualwrite.stores.sql.orm import SessionSource
 
@@ -38,38 +34,13 @@ Database = str | URL | Engine | TxnStateStore
 Kafka = str | Mapping[str, Any] | KafkaConfig
 
 
-def connected_with_journal(
-    database: Database | None,
-    *,
-    settings: Settings,
-    kafka: Kafka | None,
-    session: SessionSource | None,
-    acknowledge: Acknowledge,
-    limits: JournalLimits | None,
-) -> DualWriter[Any]:
-    """See `connect`: a writer with a journal of its own, whose prefix is its id."""
-    with ExitStack() as opened:
-        store = as_store(database, settings, session)
-        if store is not database:
-            opened.callback(store.close)
-        journal = journal_of(store, _the_id(settings), limits or JournalLimits())
-        keeper = journal_keeper(store, journal, kafka, settings)
-        opened.callback(keeper.stop)
-        writer = connected(
-            store,
-            settings=settings.with_changes(timeouts=settings.timeouts.with_journal()),
-            kafka=kafka,
-            session=None,
-            acknowledge=acknowledge,
-            journal=journal,
-            keeper=keeper,
-            owns_store=store is not database,
-        )
-        opened.pop_all()
-        return writer
+def the_id(settings: Settings) -> str:
+    """The transactional id, which is valid.
 
-
-def _the_id(settings: Settings) -> str:
+    Raises:
+        ConfigurationError: There is none.
+        InvalidTransactionalIdError: It is not valid.
+    """
     if settings.transactional_id is None:
         raise ConfigurationError(
             "No transactional id was given.",
@@ -90,63 +61,28 @@ def connected(
     journal: Journal | None = None,
     keeper: Keeper | None = None,
     owns_store: bool = False,
+    uses: tuple[str, ...] = (),
 ) -> DualWriter[Any]:
     """See `connect`; for a pool, `probed` is what its other writers know about the cluster, `journal` that of its prefix.
 
-    The writer owns a store that is made here, or if `owns_store`.
+    The writer owns a store that is made here, or if `owns_store`. The rights for these uses are checked.
     """
-    transactional_id = _the_id(settings)
+    transactional_id = the_id(settings)
     config = KafkaConfig.over(kafka, settings.kafka)
     _check_kafka_settings(config, settings.producer)
     store = as_store(database, settings, session)
-    writer = _new_writer(
-        store,
-        config,
-        settings,
-        transactional_id,
-        acknowledge=acknowledge,
-        owns_store=owns_store or store is not database,
-        probed=probed,
-        journal=journal,
-        keeper=keeper,
-    )
-    try:
-        return writer.open()
-    except BaseException:
-        writer.close()
-        raise
+    owns_store = owns_store or store is not database
+    with ExitStack() as opened:
+        if owns_store:
+            opened.callback(store.close)
+        coordinator = WireTransactionCoordinator(config, timeout=settings.timeouts.kafka)
+        opened.callback(coordinator.close)
 
+        def choosing(timeout: Limit | None = None) -> ProducerFactory:
+            return choose_producer(config, coordinator, settings, share_connections=True, probed=probed, timeout=timeout)
 
-def _check_kafka_settings(config: KafkaConfig, producer: ProducerName) -> None:
-    """Check the settings before anything is claimed: invalid settings must not take the id from a writer that works."""
-    chosen_timeout_ms(config)  # raises if it is too short
-    if producer == "librdkafka" or not config.properties.keys() <= KNOWN_NAMES:
-        from dualwrite.kafka.librdkafka.librdkafka_producer import check_settings  # noqa: PLC0415  (the native producer checks its own)
-
-        check_settings(config)
-
-
-def _new_writer(
-    store: TxnStateStore,
-    config: KafkaConfig,
-    settings: Settings,
-    transactional_id: str,
-    *,
-    acknowledge: Acknowledge,
-    owns_store: bool,
-    probed: ProbedCluster | None,
-    journal: Journal | None,
-    keeper: Keeper | None,
-) -> DualWriter[Any]:
-    """A writer that is not open yet; after an error, what it would own is closed."""
-    coordinator = WireTransactionCoordinator(config, timeout=settings.timeouts.kafka)
-
-    def choosing(timeout: Limit | None = None) -> ProducerFactory:
-        return choose_producer(config, coordinator, settings, share_connections=True, probed=probed, timeout=timeout)
-
-    try:
         producers = choosing() if journal is None else _late_producers(choosing, coordinator, settings, journal)
-        return DualWriter(
+        writer: DualWriter[Any] = DualWriter(
             store,
             transactional_id=transactional_id,
             producers=producers,
@@ -161,11 +97,29 @@ def _new_writer(
             journal=journal,
             keeper=keeper,
         )
-    except BaseException:
-        coordinator.close()
-        if owns_store:
-            store.close()
-        raise
+        opened.pop_all()  # they are the writer's
+        opened.callback(writer.close)
+        try:
+            store.check_rights(*uses)
+            writer.open()
+        except DualWriteError as error:
+            error.transactional_id = error.transactional_id or transactional_id
+            raise
+        opened.pop_all()
+        return writer
+
+
+def _check_kafka_settings(config: KafkaConfig, producer: ProducerName) -> None:
+    """Check the settings before anything is claimed: invalid settings must not take the id from a writer that works."""
+    chosen_timeout_ms(config)  # raises if it is too short
+    if producer == "librdkafka" or not config.properties.keys() <= KNOWN_NAMES:
+        from dualwrite.kafka.librdkafka.librdkafka_producer import check_settings  # noqa: PLC0415  (the native producer checks its own)
+
+        try:
+            check_settings(config)
+        except ConfigurationError as error:
+            error.cause = error.cause or misspelt(config.properties, KNOWN_NAMES)
+            raise
 
 
 def _late_producers(
@@ -175,7 +129,8 @@ def _late_producers(
     journal: Journal,
 ) -> LateProducers:
     """Producers that are chosen now if Kafka answers, or else when it does; then the journal is open."""
-    producers = LateProducers(choosing, lanes=LIBRDKAFKA_LANES if settings.producer == "librdkafka" else NATIVE_LANES)
+    lanes = LIBRDKAFKA_LANES if settings.producer == "librdkafka" else NATIVE_LANES
+    producers = LateProducers(choosing, lambda limit: coordinator.cluster_id(timeout=limit), lanes=lanes)
     if not journal.is_lost:
         limit = settings.timeouts.kafka
         try:
@@ -187,51 +142,40 @@ def _late_producers(
     return producers
 
 
-def journal_of(store: TxnStateStore, prefix: str, limits: JournalLimits) -> Journal:
-    """The journal of a prefix.
+def open_recoverer(
+    database: Database | None = None,
+    *,
+    kafka: Kafka | None = None,
+    on_lost: OnLost | None = None,
+    timeouts: Timeouts | None = None,
+    schema: str | None = None,
+    settings: Settings | None = None,
+) -> Recoverer:
+    """Build a Recoverer. Arguments are as for `connect`; close it with `with` or `close()`.
 
-    Raises:
-        ConfigurationError: The store has none.
-        InvalidTransactionalIdError: The prefix is too long for the id that drains it.
+    It publishes lost messages again if `on_lost` is "republish", with a producer as `connect` would choose it.
     """
-    from dualwrite.outbox.journal_drain import drainer_id  # noqa: PLC0415  (most programs don't need it)
-    from dualwrite.recipe.journaling import Journal  # noqa: PLC0415  (as above)
+    chosen = (settings or Settings.from_environment()).with_changes(on_lost=on_lost, timeouts=timeouts, schema=schema)
+    config = KafkaConfig.over(kafka, chosen.kafka)
+    store = as_store(database, chosen)
+    coordinator = WireTransactionCoordinator(config, timeout=chosen.timeouts.kafka)
 
-    try:
-        validate_transactional_id(drainer_id(prefix))
-    except InvalidTransactionalIdError as error:
-        error.cause = "that is the id that drains the journal: the name that you gave, with a suffix"
-        raise
+    def producers(transactional_id: str) -> ProducerFactory:
+        return choose_producer(config, coordinator, chosen.with_changes(transactional_id=transactional_id))
 
-    if store.journal is None:
-        raise ConfigurationError(
-            f'when_kafka_is_down="journal" needs a SQL database, but the store is {store.description}.',
-            next_step="use PostgreSQL, MariaDB, MySQL or SQLite, or leave the option out",
+    republisher = None
+    if chosen.on_lost == "republish":
+        republisher = RecoveryPublisher(
+            store, coordinator, producers, timeouts=chosen.timeouts, is_marked=chosen.mark_republished
         )
-    journal = Journal(store.journal, prefix, f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}", limits)
-    journal.prepare()
-    return journal
-
-
-def journal_keeper(store: TxnStateStore, journal: Journal, kafka: Kafka | None, settings: Settings) -> JournalKeeper:
-    """Looks after a journal once it is started; `stop` releases what it uses."""
-    from dualwrite.pool.journal_keeper import JournalKeeper  # noqa: PLC0415  (as above)
-
-    assert store.leases is not None
-    coordinator = WireTransactionCoordinator(KafkaConfig.over(kafka, settings.kafka), timeout=settings.timeouts.kafka)
-
-    def open_drainer(name: str) -> DualWriter[Any]:
-        check_cluster(store, coordinator, _rows_of(store, journal.prefix))  # a start could not do it
-        of_drainer = settings.with_changes(transactional_id=name, lanes=1)
-        return connected(store, settings=of_drainer, kafka=kafka, session=None, acknowledge="visible")
-
-    return JournalKeeper(journal, store.leases, lambda: coordinator.cluster_id(timeout=1.0), open_drainer, coordinator.close)
-
-
-def _rows_of(store: TxnStateStore, prefix: str) -> list[str]:
-    """The rows of the ids that write into the journal of a prefix."""
-    ids = {row: TransactionalId.of_row(row).logical for row in store.list(prefix)}
-    return [row for row, logical in ids.items() if logical == prefix or number_of(prefix, logical) is not None]
+    return Recoverer(
+        store,
+        coordinator,
+        timeouts=chosen.timeouts,
+        republisher=republisher,
+        owns_store=store is not database,
+        owns_coordinator=True,
+    )
 
 
 def as_store(database: Database | None, settings: Settings, session: SessionSource | None = None) -> TxnStateStore:

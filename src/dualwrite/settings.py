@@ -18,14 +18,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self, cast, get_args
 
 from dualwrite.errors import ConfigurationError
 
-MOST_SECONDS: Final = 1_000_000
+MAX_SECONDS: Final = 1_000_000
 """Eleven days. In milliseconds it fits into 32 bits: more would be too large for poll, librdkafka, PostgreSQL or SQLite."""
 
 _DELIVERY: Final = 60.0
@@ -58,15 +59,15 @@ def check_count(name: str, number: Any, *, most: int | None = None, next_step: s
 
 
 def check_seconds(name: str, seconds: Any, *, may_be_zero: bool = False) -> None:
-    """Check that an option is a number above 0, or also 0 if it may be, and at most `MOST_SECONDS`.
+    """Check that an option is a number above 0, or also 0 if it may be, and at most `MAX_SECONDS`.
 
     Raises:
         ConfigurationError: It is not.
     """
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not (0 < seconds <= MOST_SECONDS or (may_be_zero and seconds == 0)):
+    if not is_number or not (0 < seconds <= MAX_SECONDS or (may_be_zero and seconds == 0)):
         least = "from 0" if may_be_zero else "above 0 and"
-        raise ConfigurationError(f"{name} must be a number of seconds {least} up to {MOST_SECONDS}, not {seconds!r}.")
+        raise ConfigurationError(f"{name} must be a number of seconds {least} up to {MAX_SECONDS}, not {seconds!r}.")
 
 
 SWITCH_AFTER: Final = 1.5
@@ -85,6 +86,8 @@ class Timeouts:
         delivery: For the flush at prepare, and for queueing one message when the queue is full. If one call queues many
             messages, for each wait during which the brokers store nothing. While Kafka is down, a transaction keeps its row
             locks for as long. None: 60 s; for the writers of a pool 20 s, since they serve requests.
+        throttled: Instead of `delivery`, if a quota of Kafka holds the messages back. None: as `delivery`, also with a journal,
+            which takes messages after 1.5 s without an answer, but not those that a quota holds back.
 
     Raises:
         ConfigurationError: A limit is not a number, or out of this range.
@@ -93,6 +96,7 @@ class Timeouts:
     claim: float = 30.0
     kafka: float = 60.0
     delivery: float | None = None
+    throttled: float | None = None
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -105,9 +109,14 @@ class Timeouts:
         """`delivery`, or its default for a writer."""
         return _DELIVERY if self.delivery is None else self.delivery
 
+    @property
+    def for_throttled(self) -> float:
+        """`throttled`, or its default."""
+        return self.for_delivery if self.throttled is None else self.throttled
+
     def with_journal(self) -> Timeouts:
         """For writers whose messages go into the journal if they are not acknowledged soon."""
-        return replace(self, delivery=min(self.for_delivery, SWITCH_AFTER))
+        return replace(self, delivery=min(self.for_delivery, SWITCH_AFTER), throttled=self.for_throttled)
 
     def in_pool(self) -> Self:
         """These limits with the defaults of a pool."""
@@ -216,6 +225,12 @@ def validate_when_kafka_is_down(when_kafka_is_down: WhenKafkaIsDown) -> WhenKafk
     """
     _one_of("when_kafka_is_down", when_kafka_is_down, get_args(WhenKafkaIsDown))
     return when_kafka_is_down
+
+
+def misspelt(given: Iterable[str], known: Collection[str]) -> str | None:
+    """Which of the given names is not known, and looks like one that is; None if there is none."""
+    found = ((name, near) for name in given if name not in known for near in get_close_matches(name, known, 1, 0.8))
+    return next((f"{name!r} is not a setting; {near!r} is" for name, near in found), None)
 
 
 def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -24,7 +24,7 @@ MAX_PLACES: Final = 1000
 MAX_DELIVERY_LENGTH: Final = 32_000
 """The maximum number of places, and of characters, stored for a delivery. `Delivery.messages` counts all messages."""
 
-_FEW: Final = 16  # places that a text shows, or that are asked how the transaction ended
+_MAX_SHOWN_PLACES: Final = 16  # places that a text shows, or that are asked how the transaction ended
 _PLACE: Final = 3  # numbers of a stored place
 _IN_TOPIC: Final = 4  # and of one with `in_topic`
 _OFFSET: Final = 4  # values of a stored offset
@@ -280,14 +280,14 @@ class Delivery:
         Of many places, a few are enough: one of each topic first, since topics differ in retention and permissions.
         """
         known = [place for place in self.places if place.first_offset is not None]
-        if len(known) <= _FEW:
+        if len(known) <= _MAX_SHOWN_PLACES:
             return tuple(known)
         of_each_topic = {place.topic: place for place in reversed(known)}
-        return tuple(dict.fromkeys([*reversed(of_each_topic.values()), *known]))[:_FEW]
+        return tuple(dict.fromkeys([*reversed(of_each_topic.values()), *known]))[:_MAX_SHOWN_PLACES]
 
     def __str__(self) -> str:
         """Readable text: the number of messages, where the first of them are, and when the transaction was prepared."""
-        few = self.places[:_FEW]
+        few = self.places[:_MAX_SHOWN_PLACES]
         shown = f": {', '.join(map(str, few))}" if few else ""
         more = self.messages - sum(place.messages for place in few)
         elsewhere = f" and {more} elsewhere" if more else ""

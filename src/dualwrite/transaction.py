@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
+from dualwrite import process
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import Headers, Message, MessagesProducer, TransactionalProducer, progress_of
-from dualwrite.kafka.messages import check_many, checked_message, checked_messages
+from dualwrite.kafka.base import GivenMessage, Headers, Message, TransactionalProducer, progress_of
+from dualwrite.kafka.messages import Columns, checked
 from dualwrite.observability import tracing
+from dualwrite.observability.outages import BEGIN, Side
 from dualwrite.observability.tracing import UnitTrace
-from dualwrite.outages import DATABASE, Side
-from dualwrite.state import PreparedTxnState
-from dualwrite.stores.base import StoreTransaction, TransactionThread
+from dualwrite.state import Delivery, PreparedTxnState
+from dualwrite.stores.base import StoreTransaction
 from dualwrite.stores.positions import Move, Positions
 from dualwrite.stores.store_transaction import RunAloneError
 
@@ -53,7 +53,6 @@ class Transaction(Generic[H]):
 
         Raises:
             WriterClosedError: The block has ended.
-            UsageError: There is no database: a KafkaWriter's transaction.
         """
         handle: H = self._opened.db
         return handle
@@ -117,7 +116,8 @@ class Transaction(Generic[H]):
             DeliveryError: An earlier message of this transaction has failed, or the queue stayed full.
             WriterClosedError: The block has ended.
         """
-        self._opened.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        message = (topic, value, key, headers, partition, timestamp)
+        self._opened.send_messages((message,) if tracing.tracer is None else self._opened.traced((message,)))
 
     def send_many(
         self,
@@ -140,7 +140,8 @@ class Transaction(Generic[H]):
         Raises: as for `send`, and InvalidMessageError if the numbers of keys and values differ, or either is a single text.
             After an error some messages may have been sent.
         """
-        self._opened.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
+        messages = Columns(topic, values, keys=keys, partition=partition, timestamp=timestamp)
+        self._opened.send_messages(messages if tracing.tracer is None else self._opened.traced(messages))
 
     def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Commit a consumer's positions in the transaction (KIP-447), so that consume, write and produce are one unit.
@@ -165,7 +166,10 @@ class OpenTransaction:
 
     Attributes:
         transactional_id: The writer's logical id.
+        store_transaction: The database's side.
+        producer: Takes its messages; see `divert`.
         state: The prepared state of Kafka's side; None before the prepare, and if no message was sent.
+        delivery: Where its messages are; None as for `state`, and if the producer does not say.
         database: Gets the reports of calls to the database, if there is one.
         number: Its number in the events of `dualwrite.observability`; 0 if nobody gets them.
         outcome: See Transaction.
@@ -176,6 +180,7 @@ class OpenTransaction:
     """
 
     outcome: Outcome | None = None
+    delivery: Delivery | None = None
     trace: UnitTrace = tracing.NO_TRACE
 
     def __init__(
@@ -192,77 +197,44 @@ class OpenTransaction:
         self.transactional_id = transactional_id
         self.number = number
         self.database = database
-        self._store_transaction = store_transaction
-        self._producer = producer
+        self.store_transaction = store_transaction
+        self.producer = producer
         self._divert = divert
         self._timeout = timeout
         self._thread = threading.get_ident()
-        self._pid = os.getpid()
+        self._pid = process.pid
         self._open = True
         self._may_send = False
         self.state: PreparedTxnState | None = None
 
     @property
-    def store_transaction(self) -> StoreTransaction:
-        """The database's side, for statements of ours in the transaction."""
-        self._check()
-        return self._store_transaction
-
-    @property
     def db(self) -> Any:
         self._check()
-        return self._store_transaction.handle
+        return self.store_transaction.handle
 
     @property
     def session(self) -> Any:
         self._check()
-        return self._store_transaction.session
+        return self.store_transaction.session
 
-    def send(
-        self,
-        topic: str,
-        value: bytes | str | None,
-        *,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
+    def send_messages(self, messages: Iterable[GivenMessage]) -> None:
+        """Send messages, after the check of the fence; they are checked by what takes them."""
         self._check()
         if not self._may_send:
             self.check_fence()
-        if tracing.tracer is not None:
-            message = checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-            (message,) = tracing.traced([message])
-            headers = message.headers
-        self._producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
+        self.producer.send_messages(messages)
         hit("after_send")
 
-    def send_many(
-        self,
-        topic: str,
-        values: Iterable[bytes | str | None],
-        *,
-        keys: Iterable[bytes | str | None] | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
+    def traced(self, messages: Iterable[GivenMessage]) -> list[Message]:
+        """The messages of one call of the user's code as they are sent: with the headers of their trace."""
         self._check()
-        check_many(values, keys)
-        if tracing.tracer is not None:
-            messages = list(checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
-            self.send_messages(tracing.traced(messages))
-            return
-        if not self._may_send:
-            self.check_fence()
-        self._producer.send_many(topic, values, keys=keys, partition=partition, timestamp=timestamp)
-        hit("after_send")
+        return tracing.traced([checked(message) for message in messages])
 
     def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         self._check()
         positions, group = progress_of(consumer, offsets)
         self.check_fence()
-        self._producer.send_offsets_to_transaction(positions, group, timeout=self._timeout)
+        self.producer.send_offsets_to_transaction(positions, group, timeout=self._timeout)
 
     def move_positions(self, positions: Positions, group_id: str, moves: Iterable[Move]) -> None:
         """Move the positions of a consumer group in the database, as part of the transaction.
@@ -276,54 +248,25 @@ class OpenTransaction:
             PositionMovedError: Another consumer has moved one since. Let the error end the block, which rolls back both sides.
         """
         self._check()
-        positions.move(self._store_transaction, group_id, moves)
+        positions.move(self.store_transaction, group_id, moves)
 
     def check_fence(self) -> None:
         """Check the fencing token in the database, unless its transaction has done so; before the first message (rule F2)."""
-        if not self._store_transaction.is_fence_checked:
-            with nullcontext() if self.database is None else self.database.call(DATABASE):
-                self._store_transaction.check_fence()
+        if not self.store_transaction.is_fence_checked:
+            with nullcontext() if self.database is None else self.database.call(BEGIN):
+                self.store_transaction.check_fence()
         if self._divert is not None and not self._may_send:
-            self._producer = self._divert() or self._producer
+            self.producer = self._divert() or self.producer
         self._may_send = True
-
-    @property
-    def begin_error(self) -> Exception | None:
-        """Why the database's transaction could not begin, if that has shown only later; see StoreTransaction."""
-        return self._store_transaction.begin_error
 
     def end(self) -> None:
         """Mark the transaction as ended: any later use raises WriterClosedError. Called by the writer."""
         self._open = False
 
-    @property
-    def after_commit_error(self) -> Exception | None:
-        """What a listener of the session's `after_commit` has raised; see StoreTransaction."""
-        return self._store_transaction.after_commit_error
-
-    # --- for coroutines: called by dualwrite.aio, in the event loop's thread ----------------------------------------------
-
-    def db_in(self, thread: TransactionThread) -> Any:
-        """The handle with which a coroutine writes; see StoreTransaction.async_handle."""
-        return self._store_transaction.async_handle(thread)
-
-    def session_in(self, thread: TransactionThread) -> Any:
-        """A coroutine's ORM session; see StoreTransaction.async_session."""
-        return self._store_transaction.async_session(thread)
-
     # --- units of a group: called by a pool -------------------------------------------------------------------------------
 
     on_decided: Callable[[], None] | None = None
     """Called when the database has committed, before Kafka's side commits."""
-
-    @property
-    def refused(self) -> str | None:
-        """What the current unit was about to do that others would see; see StoreTransaction."""
-        return self._store_transaction.refused
-
-    def watch(self, *, shares: bool) -> None:
-        """Watch what the user's statements leave behind; see StoreTransaction."""
-        self._store_transaction.watch(shares=shares)
 
     @contextmanager
     def part(self, *, shares: bool) -> Iterator[None]:
@@ -336,59 +279,17 @@ class OpenTransaction:
             RunAloneError: The part left something behind for the next one: each must have a transaction of its own.
         """
         if shares:
-            self.watch(shares=True)
+            self.store_transaction.watch(shares=True)
         yield
-        if shares and self.refused is not None:
-            raise RunAloneError(self.refused)
-        self._store_transaction.renew_handle()
-
-    def begin_unit(self) -> UnitTransaction:
-        """Begin a unit that can be undone alone; see StoreTransaction."""
-        self._store_transaction.begin_unit()
-        return self.only_unit()
-
-    def only_unit(self) -> UnitTransaction:
-        """A unit that can't be undone alone; ended by `with` or `end`."""
-        return UnitTransaction(self)
-
-    def begin_units(self) -> None:
-        """Begin units that are undone only together; see StoreTransaction."""
-        self._store_transaction.begin_units()
-
-    @property
-    def has_unanswered_statements(self) -> bool:
-        """Whether the database has not answered these units' statements yet; see StoreTransaction."""
-        return self._store_transaction.has_unanswered_statements
-
-    @property
-    def savepoints(self) -> int:
-        """The number of savepoints that the units themselves have set; see StoreTransaction."""
-        return self._store_transaction.savepoints
-
-    def end_units(self) -> None:
-        """End the units that `begin_units` began; see StoreTransaction."""
-        self._store_transaction.end_units()
-
-    def undo_units(self, error: BaseException) -> None:
-        """Undo the units that `begin_units` began; see StoreTransaction."""
-        self._store_transaction.undo_units(error)
-
-    def send_messages(self, messages: Iterable[Message]) -> None:
-        """Send the messages of units, after the last of them."""
-        self._check()
-        self.check_fence()
-        if isinstance(self._producer, MessagesProducer):
-            self._producer.send_messages(messages)
-        else:
-            for topic, value, key, headers, partition, timestamp in messages:
-                self._producer.send(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-        hit("after_send")
+        if shares and self.store_transaction.refused is not None:
+            raise RunAloneError(self.store_transaction.refused)
+        self.store_transaction.renew_handle()
 
     def _check(self) -> None:
         if not self._open:
             raise WriterClosedError("The transaction ended with its block.", transactional_id=self.transactional_id)
-        if os.getpid() != self._pid:
-            raise forked("the transaction", self._pid, self.transactional_id)
+        if process.pid != self._pid:  # asked here: this runs for each message
+            process.check_not_forked("the transaction", self._pid, self.transactional_id)
         if threading.get_ident() != self._thread:
             raise ConcurrentUseError(
                 "The transaction belongs to another thread.",
@@ -408,8 +309,8 @@ class UnitTransaction(OpenTransaction):
     """
 
     def __init__(self, whole: OpenTransaction) -> None:
-        store_transaction, producer = whole._store_transaction, whole._producer  # noqa: SLF001  (its own class)
-        super().__init__(whole.transactional_id, store_transaction, producer, timeout=whole._timeout, number=whole.number)  # noqa: SLF001  (as above)
+        timeout = whole._timeout  # noqa: SLF001  (its own class)
+        super().__init__(whole.transactional_id, whole.store_transaction, whole.producer, timeout=timeout, number=whole.number)
         self.messages: list[Message] = []
         self._whole = whole
         self._is_undone = False
@@ -418,40 +319,10 @@ class UnitTransaction(OpenTransaction):
     def outcome(self) -> Outcome | None:  # type: ignore[override]  # a plain attribute of the group's
         return None if self._is_undone else self._whole.outcome
 
-    def send(
-        self,
-        topic: str,
-        value: bytes | str | None,
-        *,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        """The message is checked now and sent after the unit: if the topic is missing, the unit fails then."""
+    def send_messages(self, messages: Iterable[GivenMessage]) -> None:
+        """The messages are checked now and sent after the unit: if a topic is missing, the unit fails then."""
         self._check()
-        message = checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-        if tracing.tracer is not None:
-            (message,) = tracing.traced([message])
-        self.messages.append(message)
-
-    def send_many(
-        self,
-        topic: str,
-        values: Iterable[bytes | str | None],
-        *,
-        keys: Iterable[bytes | str | None] | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        self._check()
-        messages = checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp)
-        self.messages += messages if tracing.tracer is None else tracing.traced(list(messages))
-
-    def send_messages(self, messages: Iterable[Message]) -> None:
-        """The messages are kept with the unit's other messages."""
-        self._check()
-        self.messages += messages
+        self.messages += map(checked, messages)
 
     def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Not allowed: a consumer's positions belong to a whole transaction, not to one of several units in it."""
@@ -470,20 +341,11 @@ class UnitTransaction(OpenTransaction):
 
     def end_unit(self) -> None:
         """End the unit; see StoreTransaction."""
-        self._store_transaction.end_unit()
+        self.store_transaction.end_unit()
         self.end()
 
     def undo_unit(self, error: BaseException) -> None:
         """Undo the unit; see StoreTransaction."""
         self.end()
         self._is_undone = True
-        self._store_transaction.undo_unit(error)
-
-
-def forked(what: str, made_in: int, transactional_id: str) -> UsageError:
-    """The error for a child process that uses its parent's writer, whose connections still belong to the parent."""
-    return UsageError(
-        f"{what} in process {os.getpid()}, but the writer was made in process {made_in}: a writer can't be used after a fork.",
-        transactional_id=transactional_id,
-        next_step="open a writer in each process, after the fork, each with its own transactional id",
-    )
+        self.store_transaction.undo_unit(error)

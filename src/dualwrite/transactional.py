@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
+from dualwrite.deadline import CHANCE, Pauses
 from dualwrite.errors import JournalSwitchedError, UsageError
 from dualwrite.transaction import H, Transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_PAUSE: Final = 0.05
-"""Seconds before the second attempt; doubled for each further one, up to 2 s."""
+_PAUSES: Final = 0.05, 2.0
+"""Seconds before the second attempt, and the limit up to which they are doubled."""
 
-MOST_SWITCHES: Final = 5
+MAX_SWITCHES: Final = 5
 """How often a function, or a unit of a pool, runs again because Kafka went down or came back; more means that it flaps."""
 
 
@@ -58,20 +58,15 @@ def repeated(once: Callable[P, T], *, attempts: int, is_retriable: Callable[[Bas
 
     @functools.wraps(once)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        number = switches = 0
+        repeating = _Repeating(attempts, is_retriable)
         while True:
             try:
                 return once(*args, **kwargs)
-            except JournalSwitchedError:  # the next attempt goes another way: it is no repetition
-                switches += 1
-                if switches > MOST_SWITCHES:
-                    raise
-                continue
             except Exception as error:
-                number += 1
-                if number >= attempts or not is_retriable(error):
+                pause = repeating.pause_after(error)
+                if pause is None:
                     raise
-            time.sleep(_pause(number - 1))
+            time.sleep(pause)
 
     return run
 
@@ -84,31 +79,41 @@ def repeated_coroutine(
 
     @functools.wraps(once)
     async def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        number = switches = 0
+        repeating = _Repeating(attempts, is_retriable)
         while True:
             try:
                 return await once(*args, **kwargs)
-            except JournalSwitchedError:  # as above
-                switches += 1
-                if switches > MOST_SWITCHES:
-                    raise
-                continue
             except Exception as error:
-                number += 1
-                if number >= attempts or not is_retriable(error):
+                pause = repeating.pause_after(error)
+                if pause is None:
                     raise
-            await asyncio.sleep(_pause(number - 1))
+            await asyncio.sleep(pause)
 
     return run
+
+
+class _Repeating:
+    """The attempts of one call."""
+
+    def __init__(self, attempts: int, is_retriable: Callable[[BaseException], bool]) -> None:
+        self._attempts = attempts
+        self._is_retriable = is_retriable
+        self._pauses = Pauses(*_PAUSES, spread=0.0)
+        self._switches = 0
+
+    def pause_after(self, error: Exception) -> float | None:
+        """Seconds until the next attempt; None if there is none."""
+        if isinstance(error, JournalSwitchedError):  # the next attempt goes another way: it is no repetition
+            self._switches += 1
+            return None if self._switches > MAX_SWITCHES else 0.0
+        if self._pauses.taken + 1 >= self._attempts or not self._is_retriable(error):
+            return None
+        return next(self._pauses) + CHANCE.uniform(0, _PAUSES[0])
 
 
 def _check(attempts: int) -> None:
     if attempts < 1:
         raise UsageError(f"attempts must be at least 1, not {attempts}.")
-
-
-def _pause(number: int) -> float:
-    return min(_PAUSE * 2.0 ** min(number, 6), 2.0) + random.uniform(0, _PAUSE)  # noqa: S311  (spreads attempts; no secret)
 
 
 def made_for_each_attempt(make: Callable[[], T]) -> Callable[[], T]:

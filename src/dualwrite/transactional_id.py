@@ -21,9 +21,12 @@ STORE_ID_LENGTH: Final = 12
 GENERATION_MARK: Final = "#"
 LANE_MARK: Final = "~"
 RESERVED_CHARACTERS: Final = GENERATION_MARK + LANE_MARK
+DRAINER_SUFFIX: Final = ".journal"
+"""What the id has after its prefix that drains a journal."""
 
 _ROW = re.compile(r"([^#~]+)~([1-9][0-9]*)", re.ASCII)
 _KAFKA = re.compile(r"([^#]+)#([0-9a-f]+)\.([1-9][0-9]*)", re.ASCII)
+_NAMED = re.compile(rf"(.+?)(?:\.[0-9]+|{re.escape(DRAINER_SUFFIX)})*", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,11 +79,32 @@ def lanes_of(row_ids: Iterable[str], logical: str) -> list[str]:
     return [lane.row for lane in sorted(found for found in ids if found.logical == logical)]
 
 
+def name_of(row_id: str) -> str:
+    """What all ids of a prefix, a relay's name or a job have in common, without numbers: it belongs to one cluster (rule CL).
+
+    It is `shop` for the writers `shop.1` and `shop.2~1`, for `shop.journal`, which drains their journal, for `shop.journal.1`,
+    which publishes dead letters of it, and for the task `shop.3.0`.
+    """
+    found = _NAMED.fullmatch(TransactionalId.of_row(row_id).logical)
+    return row_id if found is None else found[1]
+
+
 def further_lanes(row_ids: Iterable[str], lanes: Sequence[str]) -> list[str]:
     """The lanes of an id other than `lanes`, whose first is lane 0; none if that is itself a lane of another id."""
     if TransactionalId.of_row(lanes[0]).lane:
         return []
     return [lane for lane in lanes_of(row_ids, lanes[0]) if lane not in lanes]
+
+
+def drainer_id(prefix: str) -> str:
+    """The transactional id that drains the journal of a prefix. One process uses it at a time; its claims fence the others."""
+    return f"{prefix}{DRAINER_SUFFIX}"
+
+
+def drained_prefix(transactional_id: str) -> str | None:
+    """The prefix whose journal an id drains; None if it is another id."""
+    prefix = transactional_id.removesuffix(DRAINER_SUFFIX)
+    return None if prefix == transactional_id else prefix
 
 
 def name_lane(error: DualWriteError, logical: str) -> None:

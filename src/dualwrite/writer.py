@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+from dualwrite import process
 from dualwrite.deadline import Deadline, check_may_block
 from dualwrite.errors import (
     ConcurrentUseError,
@@ -19,19 +19,20 @@ from dualwrite.errors import (
 )
 from dualwrite.failpoints import note_ignored_variable
 from dualwrite.kafka.base import Producers, TransactionCoordinator
-from dualwrite.logs import SubjectLogger
 from dualwrite.observability import tracing
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.recipe import idle
 from dualwrite.recipe.journaling import Journal, Keeper
 from dualwrite.recipe.lanes import Lanes
 from dualwrite.recipe.outcomes import raise_after_commit_error
+from dualwrite.recipe.ownership import Parties
 from dualwrite.recipe.phases import Phase
 from dualwrite.recipe.republish import LostMessages
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Acknowledge, OnLost, Timeouts, WhenKafkaIsDown, validate_acknowledge, validate_lanes
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.transaction import H, OpenTransaction, Transaction, forked
+from dualwrite.transaction import H, OpenTransaction, Transaction
 from dualwrite.transactional import transactional
 from dualwrite.transactional_id import name_lane, validate_transactional_id
 
@@ -106,22 +107,22 @@ class DualWriter(Generic[H]):
         self._recovery_pause = idle.RECOVER_AFTER
         self._idle_after = idle.CONFIRM_AFTER if acknowledge == "decided" else idle.CLEAR_AFTER
         self._lanes = Lanes(
-            store,
-            coordinator,
-            producers,
+            Parties(store, coordinator, producers, timeouts or Timeouts()),
             transactional_id=self._id,
             count=lanes,
-            timeouts=timeouts or Timeouts(),
             acknowledge=validate_acknowledge(acknowledge),
             journal=journal,
-            lost=LostMessages(store, coordinator, is_marked=mark_republished) if on_lost == "republish" else None,
+            lost=LostMessages(is_marked=mark_republished) if on_lost == "republish" else None,
         )
         self._journal = journal
         self._keeper = keeper
         self._producers = producers
         self._mutex = threading.Lock()
         self._user: list[int] | None = None  # its thread; another list for each use, see `_exclusively`
-        self._pid = os.getpid()
+        self._pid = process.pid
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._id!r}: {self.phase.value}>"
 
     # --- properties -----------------------------------------------------------------------------------------------------
 
@@ -252,7 +253,7 @@ class DualWriter(Generic[H]):
             self.close()
             return
         try:
-            self._check_process("leaving the writer")
+            process.check_not_forked("leaving the writer", self._pid, self._id)
             if self._user == [threading.get_ident()]:  # an interrupt kept the block from ending: only its traceback could do so
                 self._lanes.forget_transaction()
             self.close()
@@ -290,46 +291,40 @@ class DualWriter(Generic[H]):
             WriterClosedError: The writer is closed, or was never opened.
         """
         check_may_block("transaction()", "a pool's `async with pool.transaction() as tx`")
-        return self._transaction_of(_traced, is_group=False)
+        return self._transaction_of(_traced)
 
     def checked_transaction(self) -> AbstractContextManager[Transaction[H]]:
         """Like `transaction`, for a pool: if the writer is fenced, the block does not begin."""
-        return self._transaction_of(_traced, is_group=False, at_once=True)
+        return self._transaction_of(_traced, at_once=True)
 
-    def group_transaction(self, *, is_group: bool) -> AbstractContextManager[OpenTransaction]:
-        """Like `transaction`, for a pool or a relay; without a trace: units have theirs, and rows that of their headers.
-
-        Args:
-            is_group: There are several units: the block begins with `begin_units` or `begin_unit`.
-        """
-        return self._transaction_of(lambda begun: begun, is_group=is_group)
+    def untraced_transaction(self) -> AbstractContextManager[OpenTransaction]:
+        """Like `transaction`, for a pool or a relay; without a trace: units have theirs, and rows that of their headers."""
+        return self._transaction_of(lambda begun: begun)
 
     @contextmanager
-    def _transaction_of(
-        self, handed_out: Callable[[OpenTransaction], T], *, is_group: bool, at_once: bool = False
-    ) -> Iterator[T]:
+    def _transaction_of(self, handed_out: Callable[[OpenTransaction], T], *, at_once: bool = False) -> Iterator[T]:
         with self._exclusively("transaction()"):
             lane = self._lanes.next()
             trace = tracing.NO_TRACE
             try:
-                transaction = lane.begin(is_group=is_group, at_once=at_once)
+                transaction = lane.begin(at_once=at_once)
                 begun = handed_out(transaction)
                 trace = transaction.trace
                 with trace.current():
                     yield begun
-                self._check_process("the end of transaction()")
+                process.check_not_forked("the end of transaction()", self._pid, self._id)
                 lane.commit(transaction)
             except BaseException as error:  # KeyboardInterrupt too must leave neither side open
-                if os.getpid() != self._pid:
+                if process.pid != self._pid:
                     raise  # a forked child: the connections belong to its parent, which is in the middle of the transaction
                 with tracing.ending(trace):
                     lane.handle_error(error)
             finally:
-                if os.getpid() == self._pid:
+                if process.pid == self._pid:
                     self._lanes.forget_transaction()
             trace.end(None)
-            if transaction.after_commit_error is not None:
-                raise_after_commit_error(transaction.after_commit_error, self._id)
+            if (failed := transaction.store_transaction.after_commit_error) is not None:
+                raise_after_commit_error(failed, self._id)
 
     @overload
     def transactional(self, function: Callable[Concatenate[Transaction[H], P], T], /) -> Callable[P, T]: ...
@@ -350,19 +345,15 @@ class DualWriter(Generic[H]):
 
     def _is_retriable(self, error: BaseException) -> bool:
         """Whether the transaction was rolled back and may succeed if retried. A conflict may also come from the user's SQL."""
-        return error.retriable if isinstance(error, DualWriteError) else self._store.is_conflict(error)
+        return error.retriable if isinstance(error, DualWriteError) else self._store.passes(error)
 
     # --- one thread, one process --------------------------------------------------------------------------------------------
-
-    def _check_process(self, what: str) -> None:
-        if os.getpid() != self._pid:
-            raise forked(what, self._pid, self._id)
 
     @contextmanager
     def _exclusively(self, what: str) -> Iterator[None]:
         """The writer is this thread's in the block, which begins with no transaction."""
         me = [threading.get_ident()]
-        self._check_process(what)
+        process.check_not_forked(what, self._pid, self._id)
         with self._mutex:
             if self._user == me and self._lanes.in_transaction:
                 raise NestedTransactionError(
@@ -427,7 +418,7 @@ class DualWriter(Generic[H]):
 
     def _recover_if_idle(self) -> float:
         try:
-            self._lanes.recover_if_idle(idle.RECOVER_LIMIT)
+            self._lanes.recover(idle.RECOVER_LIMIT)
         except DualWriteError as error:
             log.info("what the last transaction has left could not be resolved yet: %s", error, transactional_id=self._id)
             pause = self._recovery_pause = min(self._recovery_pause * 2, idle.RECOVER_PAUSE)

@@ -1,6 +1,5 @@
 """The benchmarks' calculations: percentiles, ratios of rounds, the order of measurements, and records that are damaged."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -50,50 +49,6 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios(benchmark_module: Import) ->
     assert (found.least, found.median, found.greatest) == (0.1, 2.0, 3.0), "not 10 / 50"
     assert benchmark_module("figures").with_range(found, 1) == "2.0 (0.1 … 3.0)"
     assert spread.of_ratios([None], [1.0]) is None
-
-
-def test_alternatives_take_turns_at_being_first(benchmark_module: Import) -> None:
-    in_turns = benchmark_module("surroundings").in_turns
-
-    assert [list(in_turns("abc", by)) for by in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
-
-
-def test_the_table_has_the_ratios_of_each_point_and_round(benchmark_module: Import) -> None:
-    comparison, measurement = benchmark_module("comparison"), benchmark_module("measurement")
-    case, latency = benchmark_module("alternatives").Case, benchmark_module("figures").Latency(0.001, 0.002)
-    load = benchmark_module("surroundings").Load(0.5, 0.0)
-
-    def figures(name: str, callers: int, rate: int) -> Any:
-        made = case(name, callers)
-        return measurement.Figures(made, rate, 1.0, latency, latency, 0.5, 1.0, 0.0, load, 1, None, None)
-
-    rounds = [
-        [figures("pool", 8, 30), figures("plain", 8, 10), figures("pool", 9, 7)],
-        [figures("plain", 8, 40), figures("pool", 8, 40)],
-    ]
-    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in comparison.rates(rounds).splitlines()]
-
-    assert [cells[3:8] for cells in found[2:]] == [
-        ["8", "plain commit", "25", "1.00 (1.00 … 1.00)", "–"],  # noqa: RUF001  (no value)
-        ["8", "pool", "35", "2.00 (1.00 … 3.00)", "–"],  # noqa: RUF001
-        ["9", "pool", "7", "–", "–"],  # noqa: RUF001
-    ]
-
-
-def test_alternatives_are_measured_where_they_can_be(benchmark_module: Import) -> None:
-    pool = benchmark_module("pool")
-    given = ["--rtt", "0,0.5", "--callers", "1,128", "--handles", "core", "--most-writers", "64"]
-
-    found = pool.points(pool.arguments(given))
-
-    assert [(point[0].round_trip, point[0].callers, point[0].kind) for point in found] == [
-        *((0.0, 1, "threads"), (0.0, 128, "threads"), (0.0005, 1, "threads"), (0.0005, 128, "threads"))
-    ], "tasks only with psycopg"
-    assert [case.alternative for case in found[0]] == list(benchmark_module("alternatives").ALTERNATIVES)
-    assert {case.alternative: case.pool_size for case in found[1]} == {
-        **dict.fromkeys(("plain", "naive", "outbox", "pool", "pool-decided")),
-        "own": 64,
-    }
 
 
 # --- what is written ----------------------------------------------------------------------------------------------------------
@@ -170,28 +125,19 @@ def test_what_a_consumer_has_damaged_is_noticed(
         verify()
 
 
-def test_the_clock_ends_with_the_commit_of_the_last_message(benchmark_module: Import) -> None:
-    done = threading.Event()
-    clock = benchmark_module("processor").Clock(4, done.set)
-    messages = [SimpleNamespace(partition=lambda: 0, offset=lambda number=number: number) for number in range(6)]
-
-    clock.start()
-    began = clock.began
-    clock.start()
-    clock.count(messages[:3])
-    clock.count(messages[1:3])
-    assert not done.is_set(), "three, of which two came twice"
-    clock.count(messages[3:])
-
-    assert done.is_set()
-    assert (clock.began, clock.after) == (began, {0: 6})
-    assert clock.rate == 6 / (clock.ended - began)
-
-
 def test_only_code_is_counted(benchmark_module: Import, tmp_path: Path) -> None:
     file = tmp_path / "counted.py"
     title, constant = '"""Title.\n\nMore."""\n\n# why\nX = 1\n', '"""About X."""\n\n\n'
     function = 'def call(\n    one: int,  # first\n):\n    """Do."""\n    return """a\n\nb"""\n'
     file.write_text(title + constant + function)
 
-    assert benchmark_module("counts").code_lines(file) == 1 + 3 + 3
+    assert benchmark_module("lines").code_lines(file) == 1 + 3 + 3
+
+
+def test_limits_of_lines_refuse_growth_and_are_only_lowered(benchmark_module: Import) -> None:
+    lines = benchmark_module("lines")
+    found = {"pool": 90, "recipe": 120, "new": 5}
+    limits = '# head\n"pool" = 100\n"recipe" = 110  # paid by journaled\n"gone" = 3\n'
+
+    assert [sentence.split()[0] for sentence in lines.excess(found, {"pool": 100, "recipe": 110})] == ["recipe", "new"]
+    assert lines.lowered(limits, found) == '# head\n"pool" = 90\n"recipe" = 110  # paid by journaled\n'

@@ -16,13 +16,20 @@ from dualwrite.stores.base import StateRow
 from dualwrite.stores.registry import store_from_url
 from dualwrite.testing import failpoints
 from fixtures import json_pages
-from fixtures.broker import read_topic, wait_for_markers
+from fixtures.broker import TRUSTING, read_topic, started, wait_for_markers
 from fixtures.command import output_of
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import ended
 from fixtures.transactions import NewName, Transactions
 
 NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture(scope="session")
+def trusting_broker() -> Iterator[DevCluster]:
+    """One for all modules: they run in one process, one after another."""
+    with started(config=TRUSTING) as cluster:
+        yield cluster
 
 
 @dataclass(frozen=True)

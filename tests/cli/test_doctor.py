@@ -18,6 +18,8 @@ from sqlalchemy import make_url
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis import examination
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.rights import BASIC
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import make_topic
 from fixtures.capabilities import EVERYTHING
@@ -244,6 +246,26 @@ def test_a_database_that_hides_its_identifier_is_reported(examined: Examined, po
         code, report = as_json(examined, "--url", make_url(postgres_url).set(username="blind").render_as_string())
     (told,) = [what for _, what in found(report, "database") if "could not be recognised" in what]
     assert (code, "pg_control_system" in told) == (0, True)
+
+
+def test_what_the_role_may_not_do_is_broken_only_where_it_is_used(examined: Examined, postgres_url: str) -> None:
+    granted = migration.grants(postgres_url, "clerk", BASIC)
+    with altered(postgres_url, ["CREATE ROLE clerk LOGIN", *granted], ["DROP OWNED BY clerk", "DROP ROLE clerk"]):
+        url = make_url(postgres_url).set(username="clerk").render_as_string()
+        code, report = as_json(examined, "--url", url)
+        (told,) = [each for each in found(report, "database") if "lacks privileges for" in each[1]]
+        assert (code, told[0]) == (0, "note")
+        assert all(use in told[1] for use in ("journal", "processor", "relay", "jobs"))
+        with altered(postgres_url, ["REVOKE INSERT, UPDATE ON kafka_transaction_state FROM clerk"], []):
+            code, report = as_json(examined, "--url", url)
+        (told,) = [each for each in found(report, "database") if "can't open a writer" in each[1]]
+        assert (code, told[0], "INSERT, UPDATE on public.kafka_transaction_state" in told[1]) == (1, "broken", True)
+        with SqlStateStore.from_url(postgres_url) as store:
+            store.journal.prepare("shop")
+        with altered(postgres_url, [*granted, "GRANT SELECT ON dualwrite_journal_gate TO clerk"], []):
+            code, report = as_json(examined, "--url", url)
+        (told,) = found(report, "journal")
+        assert (code, told[0], "can't use the journal of shop: it needs" in told[1]) == (1, "broken", True)
 
 
 @table(

@@ -16,8 +16,6 @@ import sqlalchemy as sa
 import dualwrite
 from cli.conftest import Scene
 from dualwrite import JournalLimits
-from dualwrite.cli import exported
-from dualwrite.observability.metrics import COUNTED, READ
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.positions import Move, Position
@@ -141,13 +139,3 @@ def test_without_any_side_it_refuses(scene: Scene, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("listen", ["9464", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:99999"])
 def test_an_address_needs_host_and_port(scene: Scene, listen: str) -> None:
     assert "HOST:PORT" in scene.ends(2, "metrics", "--listen", listen)
-
-
-def test_names_follow_the_rules_and_the_page_has_every_metric() -> None:
-    names = [metric.name for metric in (*COUNTED, *READ, *exported.EXPORTED)]
-    assert len(set(names)) == len(names)
-    page = (ROOT / "docs/operations/metrics.md").read_text(encoding="utf-8")
-    for metric in exported.EXPORTED:
-        assert re.fullmatch("dualwrite(_[a-z]+)+", metric.name)
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        assert f"| `{metric.name}` | {labels} | {metric.help} |" in page

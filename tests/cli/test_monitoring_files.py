@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry
 from cli.conftest import Scene
 from crash.databases import Databases
 from crash.scene import Scene as PoolScene
-from dualwrite.cli import exported
-from dualwrite.cli.metrics import Exporter
+from dualwrite.cli.metrics import EXPORTED, LATE_SECONDS, Exporter
 from dualwrite.devcluster import DevCluster
 from dualwrite.observability import prometheus
 from dualwrite.observability.metrics import COUNTED, READ
@@ -28,7 +27,7 @@ from pool.pool_scene import both, open_pool
 HERE = Path(__file__).parent
 ALERTS = yaml.safe_load((MONITORING / "alerts.yml").read_text(encoding="utf-8"))
 
-METRICS = {metric.name: metric for metric in (*COUNTED, *READ, *exported.EXPORTED)}
+METRICS = {metric.name: metric for metric in (*COUNTED, *READ, *EXPORTED)}
 PARTS = ("_bucket", "_sum", "_count")
 _OF_METRIC = re.compile(r"\b(dualwrite_[a-z_]+)(?:\{([^}]*)\})?")
 
@@ -109,7 +108,7 @@ def test_a_real_prometheus_scrapes_both_and_answers_every_expression(
     recovery_scene: Scene, pool_scene: PoolScene, tmp_path: Path
 ) -> None:
     recovery_scene.crash("after_db_commit", "shop.1")
-    exporter = Exporter(Settings.from_environment(), ["database", "kafka"], limit=LIMIT, late=exported.LATE)
+    exporter = Exporter(Settings.from_environment(), ["database", "kafka"], limit=LIMIT, late=LATE_SECONDS)
     of_exporter, of_service = CollectorRegistry(), CollectorRegistry()
     of_exporter.register(exporter)
     with ExitStack() as ending:

@@ -158,6 +158,7 @@ def test_a_lost_transaction_is_reported_until_acknowledged(scene: Scene) -> None
         "generation": 0,
         "recorded_at": "2026-01-01T00:00:00+00:00",
         "delivery": None,
+        "transactions": 1,
     }
     assert (code, report["unacknowledged"], report["acknowledged"]) == (3, [lost], [])
     assert "Acknowledge 1 transaction," in scene.ends(2, "recover", "--acknowledge")

@@ -121,7 +121,7 @@ def test_an_unreachable_cluster_is_waited_for_once_not_for_each_id(
     asked = []
     check = WireTransactionCoordinator.cluster_id
     monkeypatch.setattr(WireTransactionCoordinator, "cluster_id", lambda self, **k: asked.append(1) or check(self, **k))
-    monkeypatch.setattr(WireTransactionCoordinator, "describe", lambda *_, **__: pytest.fail("no broker answered"))
+    monkeypatch.setattr(WireTransactionCoordinator, "describe_all", lambda *_, **__: pytest.fail("no broker answered"))
     report = dualwrite.recover(kafka=NOBODY, timeouts=Timeouts(kafka=0.2))
     assert len(report.failed) == 2
     assert asked == [1]

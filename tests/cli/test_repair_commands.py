@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from cli.conftest import Scene
 from crash.databases import DATABASES
-from dualwrite import migration
 from dualwrite.cli import main
 from fixtures.broker import wait_for_markers
 from fixtures.pace import LIMIT
@@ -147,17 +145,6 @@ def test_force_terminate_claims_an_id_in_the_database(scene: Scene) -> None:
     assert scene.committed(left.topic) == 0
 
 
-def test_force_terminate_without_a_database(scene: Scene, tmp_path: Path) -> None:
-    left = scene.crash("after_prepare")
-    other = f"sqlite:///{tmp_path}/other.db"
-    migration.upgrade(other)
-    given = ("force-terminate", left.kafka_id, "--yes", "--url", other)
-    assert "--without-database" in scene.refused(1, *given)
-    assert scene.refused(0, *given, "--without-database") == ""
-    assert scene.state(left.kafka_id) == "CompleteAbort"
-    assert scene.committed(left.topic) == 0
-
-
 # --- complete ---------------------------------------------------------------------------------------------------------
 
 
@@ -183,10 +170,3 @@ def test_complete_refuses_an_id_unknown_to_the_database(scene: Scene) -> None:
     assert "The database has no such id" in err
     assert f"`dualwrite transactions force-terminate '{name}'`" in err
     scene.refused(2, "complete", name)
-
-
-def test_an_unreachable_database(scene: Scene, tmp_path: Path) -> None:
-    name = scene.open()
-    for repair in ("complete", "force-terminate"):
-        assert "dualwrite db upgrade" in scene.refused(2, repair, name, "--url", f"sqlite:///{tmp_path}/empty.db", "--yes")
-    assert scene.state(name) == "Ongoing"

@@ -19,8 +19,8 @@ from cli.test_repair_commands import DECIDED, NOTHING, place
 from crash.retention import delete_records_at
 from dualwrite import migration
 from dualwrite.admin import DescribedTransaction, TransactionAdmin
-from dualwrite.api import open_recoverer
 from dualwrite.errors import TransactionChangedError
+from dualwrite.opening import open_recoverer
 from dualwrite.recovery.plan import GenerationPlan, KafkaCheck
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.recovery.report import IdReport, RecoveryReport

@@ -15,6 +15,7 @@ from cli.conftest import Scene
 from dualwrite.cli import output
 from dualwrite.stores.positions import Move, Position
 from dualwrite.stores.registry import store_from_url
+from fixtures.command import output_of
 from fixtures.pace import LIMIT
 
 WIDTH = 80
@@ -64,6 +65,16 @@ def test_a_list_names_the_cells_of_a_row() -> None:
     assert output.folded("shop.2#0123456789ab.17", 15) == ["shop.2#", "0123456789ab.17"]
 
 
+@pytest.mark.parametrize("command", ["relay run", "doctor", "console"])
+def test_help_cuts_no_name_at_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    code, out, _ = output_of(capsys, *command.split(), "--help")
+    assert (code, "…" in out) == (0, False)
+    assert "(DUALWRITE_KAFKA_BOOTSTRAP_SERVERS)" in re.sub(r"\s+|│", "", out)
+
+
 @pytest.mark.slow
 def test_the_commands_fit_into_80_columns(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real output of each command that prints a table, compared with that to a pipe, where each row is a line."""
@@ -96,7 +107,6 @@ def test_the_commands_fit_into_80_columns(scene: Scene, monkeypatch: pytest.Monk
         wide = scene.call(*command)[1]
         with monkeypatch.context() as patch:
             patch.setattr(output, "terminal_width", lambda: WIDTH)
-            patch.setattr("dualwrite.cli.stuck.terminal_width", lambda: WIDTH)
             narrow = scene.call(*command)[1]
         assert wide
         table_lines = [line for line in narrow.splitlines() if "dualwrite " not in line and not line.startswith("There is")]

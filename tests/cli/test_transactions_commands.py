@@ -12,7 +12,7 @@ import pytest
 
 from cli.conftest import Scene
 from dualwrite.cli import main
-from dualwrite.cli.tool_options import in_our_order
+from dualwrite.cli.options import in_our_order
 from dualwrite.recovery import recoverer
 from fixtures import json_pages
 from fixtures.tables import table

@@ -12,11 +12,11 @@ from sql_conformance import ServerScene, SqliteScene
 from zookeeper_conformance import ZooKeeperScene
 
 from dualwrite import migration
-from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.stores import StoreScene
-from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.mariadb_server import MariaDBServer
+from fixtures.zookeeper_server import ZooKeeperServer
 
 NAME = "conformance"
 

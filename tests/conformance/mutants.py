@@ -21,7 +21,6 @@ _ACQUIRE_BLIND = _ACQUIRE.replace(
 _FORGET = "lambda row: row and rows.forgotten(row)"
 _ACKNOWLEDGE = "lambda row: row and rows.acknowledged(row, only)"
 _CLAIM = "row = rows.claimed(before, transactional_id, owner, token=token, expected_fence=expected_fence)\n"
-_AFTER_CLAIM = "            self._database.write(row)\n        finally:"
 _COMMIT = "self._database.write(self._record(row), self._batch.changes)"
 _RECORD = """rows.recorded(
             row, state, generation=generation, transaction_number=transaction_number, delivery=delivery
@@ -45,11 +44,7 @@ _ALL_AT_ONCE = """        if True:
             before = self._database.row(transactional_id)
             __import__('time').sleep(0.001)"""
 
-_BEGINS_GROUP = """    def begin_group(self, claim):
-        return InMemoryTransaction(self._database, claim)
-
-    def acknowledge("""
-_BEGINS_SOON = """    def begin_soon(self, claim, *, is_group=False):
+_BEGINS_SOON = """    def begin_soon(self, claim):
         return InMemoryTransaction(self._database, claim)
 
     def acknowledge("""
@@ -68,7 +63,6 @@ MUTANTS: Final[dict[str, tuple[Change, ...]]] = {
     "begin does not check the fence": (
         ("        self.read_claimed(claim)\n        return InMemory", "        return InMemory"),
     ),
-    "begin_group does not check the fence": (("    def acknowledge(", _BEGINS_GROUP),),
     "begin_soon leaves the check to nobody": (("    def acknowledge(", _BEGINS_SOON),),
     "a claim does not raise the fence": (
         (_CLAIM, _CLAIM + f"            row = {_REPLACE}(row, fence=max(1, row.fence - (before is not None)))\n"),

@@ -1,4 +1,4 @@
-"""A scene on RocksDB: one process, whose stores share the open database."""
+"""A scene on RocksDB: one process, whose stores share the open database; nothing waits, what was read is compared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dualwrite.stores.base import Claim, StoreTransaction, TxnStateStore
+from dualwrite.stores.key_values import ROWS
 from dualwrite.stores.rocksdb import RocksDBStore, TransactionBatch
-from dualwrite.stores.rocksdb.opening import STATE_FAMILY
 from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
 from fixtures.pace import LIMIT
 
@@ -35,7 +35,7 @@ class RocksDBScene(StoreScene):
         path: Where the database is, or will be created.
     """
 
-    capabilities: ClassVar[StoreCapabilities] = StoreCapabilities(claims_wait=ClaimsWait.FROM_RECORD, crashes=True)
+    capabilities: ClassVar[StoreCapabilities] = StoreCapabilities(claims_wait=ClaimsWait.NEVER, crashes=True)
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -45,9 +45,6 @@ class RocksDBScene(StoreScene):
 
     def open(self) -> WatchedStore:
         return WatchedStore(self._path, lock_timeout=LIMIT)
-
-    def open_with_short_timeout(self) -> WatchedStore:
-        return WatchedStore(self._path, lock_timeout=0.3)
 
     def put(self, handle: TransactionBatch, number: int) -> None:
         handle.put(number.to_bytes(_LENGTH, "big"), b"")
@@ -60,7 +57,7 @@ class RocksDBScene(StoreScene):
     def corrupt(self, transactional_id: str) -> None:
         with self.open() as store:
             store.check()
-            family = store.rdict.get_column_family(STATE_FAMILY)
+            family = store.rdict.get_column_family(ROWS)
             family[transactional_id.encode()] = b'{"fence": "many"}'
             family.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.tables import state_table
+from dualwrite.stores.sql.tables import lease_table, state_table
 from dualwrite.testing.proxy import Link, TcpProxy
 from dualwrite.testing.stores import ClaimsWait, StoreCapabilities, StoreScene
 from fixtures.pace import LIMIT
@@ -102,6 +103,13 @@ class SqlScene(StoreScene):
             super().cut_connections()
         else:
             self._proxy.cut()
+
+    def turn_clock_back(self, seconds: float) -> None:
+        with self._engine.begin() as connection:
+            for row in connection.execute(lease_table.select().where(lease_table.c.owner != "")).all():
+                until = row.leased_until + timedelta(seconds=seconds)
+                one = lease_table.c.transactional_id == row.transactional_id
+                connection.execute(lease_table.update().where(one).values(leased_until=until))
 
     def remove(self, handle: sa.Connection, number: int) -> None:
         handle.execute(numbers.delete().where(numbers.c.number == number))

@@ -24,7 +24,7 @@ def test_a_store_that_reconnects_inside_a_transaction(postgresql_scene: StoreSce
         except StoreError:
             self.rollback()
             SqlStoreTransaction.__init__(self, self._context, self._claim)
-            self.begin()
+            self.begin(may_wait=False)
             _record(self, *arguments, **what)
 
     monkeypatch.setattr(SqlStoreTransaction, "record", record)

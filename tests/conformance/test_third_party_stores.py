@@ -50,7 +50,7 @@ def test_the_example_passes_the_suite(tmp_path: Path) -> None:
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
     assert int(passed[1]) > 80
-    for missing in ("corrupt", "opener", "open_with_short_timeout", "ways_to_end", "cut_next_commit", "cut_connections"):
+    for missing in ("corrupt", "opener", "open_with_short_timeout", "ways_to_end", "cut_next_commit", "turn_clock_back"):
         assert f"this scene has no `{missing}`" in done.stdout
 
 

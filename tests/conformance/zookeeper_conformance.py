@@ -10,19 +10,20 @@ from kazoo.client import KazooClient
 from sql_conformance import cut_once
 
 from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.key_values import ROWS
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.zookeeper import ZooKeeperStore
-from dualwrite.stores.zookeeper.paths import state_path
+from dualwrite.stores.zookeeper.paths import path_of
 from dualwrite.stores.zookeeper.zookeeper_transaction import ZooKeeperBatch
 from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.stores import ClaimsWait, LeasesEnd, StoreCapabilities, StoreScene
-from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
+from fixtures.zookeeper_server import ZooKeeperServer
 
 _COMMITS = (
     b'"fence"',  # a row is written
     b"\0\0\0\4ours",  # the whole content of the node of a lease
-    b"\0\0\0\2\0\0\0",  # a node is deleted, as that of a lease: the request's type, and the length of its path
+    b"\0\0\0\2\0\xff\xff\xff\xff",  # a node is deleted, as that of a lease: the header of the operation in a multi
 )
 
 
@@ -61,7 +62,7 @@ class ZooKeeperScene(StoreScene):
         return [int(name) for name in self._client.get_children("/numbers")]
 
     def corrupt(self, transactional_id: str) -> None:
-        self._client.set(state_path(transactional_id), b'{"fence": "many"}')
+        self._client.set(path_of((ROWS, transactional_id)), b'{"fence": "many"}')
 
     def ways_to_end(self, handle: ZooKeeperBatch) -> Mapping[str, Callable[[], Any]]:
         return {call.__name__: call for call in (handle.commit, handle.commit_async, handle.__enter__, handle.__exit__)}

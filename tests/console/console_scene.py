@@ -28,8 +28,7 @@ from dualwrite.relay import Relay, create_table
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.stores.journal import JournalEntry, JournalLimits
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.journal_store import SqlJournal
-from dualwrite.stores.sql.sql_journal import insert_entries
+from dualwrite.stores.sql.sql_journal import SqlJournal, insert_entries
 from dualwrite.testing import failpoints
 from dualwrite.testing.fakes import FakeMessage
 from fixtures.broker import read_values

@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from console.console_scene import Browser, ConsoleScene
-from dualwrite.outbox.dead_letters import DeadLetters
-from dualwrite.outbox.journal_drain import drainer_id
+from dualwrite.relay.dead_letters import DeadLetters
 from dualwrite.testing.fakes import FakeMessage
+from dualwrite.transactional_id import drainer_id
 from fixtures.broker import make_topic, read_topic, wait_for_markers
 
 

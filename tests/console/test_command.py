@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import http.client
+import itertools
 import re
 import signal
 import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+from urllib.parse import urlsplit
 
+import httpx2
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
 
+import dualwrite
 from dualwrite.cli.console import _is_loopback
+from dualwrite.console import console
+from dualwrite.console.access import FORM_COOKIE
+from dualwrite.console.app import SECTIONS
 from fixtures.command import output_of
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, until
@@ -21,8 +35,8 @@ from fixtures.tables import table
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[tuple[ForkedProcess, str]]:
-    """The command, and the address that it has printed."""
+def serving(*arguments: str, logs: str = "Kafka at") -> Iterator[tuple[ForkedProcess, str]]:
+    """The command, and the address that it has printed. On stderr are only lines that match `logs`."""
     words = ["console", "--port", "0", *arguments]
     with ForkedProcess("dualwrite.cli", words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -32,7 +46,7 @@ def serving(*arguments: str) -> Iterator[tuple[ForkedProcess, str]]:
         process.send_signal(signal.SIGINT)
         assert ended(process) == 0
         assert process.stderr is not None
-        assert process.stderr.read() == ""
+        assert [line for line in process.stderr if not re.match(logs, line)] == []
 
 
 def opened(address: str) -> str:
@@ -50,6 +64,91 @@ def test_the_address_opens_the_page(sqlite_url: str, arguments: tuple[str, ...],
         assert f"<dd>{role}</dd>" in page
         with pytest.raises(urllib.error.HTTPError, match="401"):
             opened(address.partition("?")[0])
+
+
+class Proxy:
+    """A small proxy that serves the console at /ops, as nginx does with its settings.
+
+    Args:
+        target: The console's host and port.
+        strips: Whether it takes /ops away from the path.
+        keeps_host: Whether it passes the header Host on, or replaces it, as nginx does by default.
+    """
+
+    def __init__(self, target: str, *, strips: bool, keeps_host: bool) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = (self.path.removeprefix("/ops") or "/") if strips else self.path
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                connection = http.client.HTTPConnection(target, timeout=LIMIT)
+                headers = dict(self.headers.items()) | ({} if keeps_host else {"Host": target})
+                connection.request(self.command, path, body, headers)
+                answer = connection.getresponse()
+                self.send_response(answer.status)
+                for name, content in answer.getheaders():
+                    self.send_header(name, content)
+                self.end_headers()
+                self.wfile.write(answer.read())
+                connection.close()
+
+            do_POST = do_GET  # noqa: N815  (its name in http.server)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self.origin = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(LIMIT)
+
+
+@pytest.mark.slow
+def test_the_page_works_at_a_path_of_a_proxy_and_beside_it(sqlite_url: str) -> None:
+    """Whether the proxy keeps or strips the path, and keeps or replaces Host; the printed address needs no proxy."""
+    given = ["--url", sqlite_url, "--kafka", "127.0.0.1:1", "--root-path", "ops/", "--origin", "http://ops.example.com/"]
+    with serving(*given, logs="Kafka at|.* on nobody") as (_, address):
+        found = urlsplit(address)
+        assert found.path == "/ops/"
+        assert "<dd>operator</dd>" in until(lambda: opened(address), "the page")
+        for strips, keeps_host in itertools.product([True, False], [True, False]):
+            with (
+                Proxy(found.netloc, strips=strips, keeps_host=keeps_host) as proxy,
+                httpx2.Client(base_url=proxy.origin, follow_redirects=True, timeout=LIMIT) as browser,
+            ):
+                page = browser.get(f"/ops/?{found.query}")
+                assert (page.url.path, page.url.query) == ("/ops/", b"")
+                assert page.text.count("<dd>operator</dd>") == browser.get("/ops").text.count("<dd>operator</dd>") == 1
+                parts = set(re.findall(r'(?:hx-get|href|src)="(/[^"#]*)"', page.text))
+                assert {f"/ops/section/{name}" for name in SECTIONS} < parts
+                asked = [part for part in parts if not re.search("section/(?!carried)", part)]  # the others wait for Kafka
+                assert {part: browser.get(part).status_code for part in asked} == dict.fromkeys(asked, 200)
+                assert all(part.startswith("/ops/") for part in parts)
+                form = {"token": browser.cookies[FORM_COOKIE], "id": "nobody"}
+                for origin, status in {
+                    "http://ops.example.com": 200,
+                    proxy.origin: 200 if keeps_host else 403,
+                    "http://evil.example.com": 403,
+                }.items():
+                    answer = browser.post("/ops/act/acknowledge", data=form, headers={"Origin": origin})
+                    assert (answer.status_code, "name it with --origin" in answer.text) == (status, status == 403)
+
+
+@table("kept", [True, False])
+def test_a_mounted_page_below_a_proxy_s_path(sqlite_url: str, kept: bool) -> None:
+    """The `root_path` of the whole application; the proxy keeps or strips it."""
+    page = console(settings=dualwrite.Settings(database_url=sqlite_url))
+    app = Starlette(routes=[Mount("/dualwrite", page)])
+    with closing(page), TestClient(app, root_path="/api") as browser:
+        found = browser.get("/api/dualwrite/" if kept else "/dualwrite/")
+        assert found.status_code == 200
+        assert 'hx-get="/api/dualwrite/section/ids"' in found.text
 
 
 def test_a_port_in_use_is_a_usage_error(sqlite_url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,6 +177,15 @@ def test_secrets_are_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert not re.search("hunter[23]", "".join([*pages, caplog.text]))
 
 
+def test_the_log_of_a_service_has_nothing_of_alembic(quiet: dualwrite.Settings, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        assert "Looked at" in made(quiet).section("doctor")
+        logging.getLogger("alembic.runtime.migration").info("what the service's own migrations say")
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("alembic")] == [
+        "what the service's own migrations say"
+    ]
+
+
 def test_the_policy_allows_no_script_and_style_but_our_files(quiet: dualwrite.Settings) -> None:
     browser = made(quiet)
     found = browser.http.get(f"{PATH}/")
@@ -223,6 +232,7 @@ def test_addresses_have_the_path_of_a_proxy(quiet: dualwrite.Settings) -> None:
     assert all(each.startswith("/ops/dualwrite/") for each in addresses), addresses
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_database_and_a_broker_that_are_down(tmp_path: Path) -> None:
     """The page says so, each section by itself, and does not wait for long."""
     kafka = {"bootstrap.servers": NOBODY}

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def address(scene: ConsoleScene, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A console with something in each section."""
-    monkeypatch.setattr(sections, "LONGER", 0.0)
+    monkeypatch.setattr(sections, "LONGER_SECONDS", 0.0)
     make_topic(scene.broker, f"{scene.name('checkout')}-events", 1)
     scene.crash(scene.name("checkout"))
     scene.lose(scene.name("refunds"))

@@ -16,7 +16,7 @@ from fixtures.pace import until
 
 @pytest.fixture(autouse=True)
 def _young_transactions_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sections, "LONGER", 0.0)
+    monkeypatch.setattr(sections, "LONGER_SECONDS", 0.0)
 
 
 def test_all_is_well(quiet_scene: ConsoleScene) -> None:
@@ -122,6 +122,7 @@ def test_an_id_that_the_database_does_not_have(scene: ConsoleScene) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 def test_a_broker_that_hangs(scene: ConsoleScene) -> None:
     """What was read last stays, with the reason; the database's parts go on; it is read again when the broker answers."""
     name = scene.name("shop")

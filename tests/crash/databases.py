@@ -19,9 +19,9 @@ import sqlalchemy as sa
 from crash.events import Events, SqlEvents, events_at
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
-from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
-from dualwrite.testing.zookeeper import ZooKeeperServer
+from fixtures.mariadb_server import MariaDBServer
+from fixtures.zookeeper_server import ZooKeeperServer
 
 DATABASES = ("sqlite", "postgresql", "mariadb", "rocksdb", "zookeeper")
 

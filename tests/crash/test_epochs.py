@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -132,19 +132,20 @@ def test_a_writer_waits_for_a_change_in_progress(scenes: dict[int, list[Scene]],
     """Until the markers are written the coordinator shows epoch 32767. A mock lengthens that: it takes a millisecond."""
     scene = scenes[LAST_EPOCH - 1].pop()
     old = scene.described().producer_id
-    describe = WireTransactionCoordinator.describe
+    describe_all = WireTransactionCoordinator.describe_all
     shown = []
 
     def a_moment_before(
-        self: WireTransactionCoordinator, name: str, *, timeout: float | Deadline | None = None
-    ) -> TransactionDescription | None:
-        found = describe(self, name, timeout=timeout)
-        if found is None or found.producer_id == old or shown:
-            return found
-        shown.append(found)
-        return replace(found, status=TransactionStatus.PREPARE_ABORT, producer_id=old, epoch=LAST_EPOCH + 1)
+        self: WireTransactionCoordinator, names: Iterable[str], *, timeout: float | Deadline | None = None
+    ) -> dict[str, TransactionDescription | None]:
+        found = describe_all(self, names, timeout=timeout)
+        for name, described in found.items():
+            if described is not None and described.producer_id != old and not shown:
+                shown.append(described)
+                found[name] = replace(described, status=TransactionStatus.PREPARE_ABORT, producer_id=old, epoch=LAST_EPOCH + 1)
+        return found
 
-    monkeypatch.setattr(WireTransactionCoordinator, "describe", a_moment_before)
+    monkeypatch.setattr(WireTransactionCoordinator, "describe_all", a_moment_before)
     scene.write_here(2)
     assert shown
     assert scene.described().producer_id != old

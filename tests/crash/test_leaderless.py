@@ -56,7 +56,7 @@ def make_topics_apart(cluster: DevCluster, *scenes: Scene) -> int:
     """Make the topics of one or two scenes with one replica, on a node that coordinates none of their ids; return that node."""
     coordinators = {coordinator_of(scene.bootstrap, scene.kafka_id()) for scene in scenes}
     node = next(number for number in (1, 2, 3) if number not in coordinators)
-    admin = admin_client({"bootstrap.servers": cluster.bootstrap_servers})
+    admin = admin_client({"bootstrap.servers": cluster.bootstrap_servers}, LIMIT)
     topics = [NewTopic(scene.topic, 1, replica_assignment=[[node]]) for scene in scenes]
     for made in admin.create_topics(topics).values():
         made.result(LIMIT)

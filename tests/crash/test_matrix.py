@@ -4,10 +4,11 @@ The steps are 8 of a writer, and 7 of the process that recovers each of two stat
 opening. Each case is recovered by two processes at once and then again; then a new writer continues. Killed means SIGKILL,
 which leaves the database and Kafka no more than an exit would.
 
-The quick tier has one case of each database, and two with librdkafka. CI runs each step of a writer with the native producer
-on each database, and with librdkafka on PostgreSQL, and once on SQLite, which locks the whole database. It runs each step of
-recovery with PostgreSQL, and those that follow a change of the row with the other databases too: at the other steps the row is
-as it was one step before, and to roll back changes it like to commit. `pytest -m soak` runs the rest.
+The quick tier has one case of each database, and one with librdkafka. CI runs each step of a writer with the native producer
+on PostgreSQL and on SQLite, which locks the whole database; on the other databases the last steps before and after each of the
+two commits; with librdkafka, on PostgreSQL, those at which its state is another one: prepared, and after the commits. It runs
+each step of recovery with PostgreSQL, and those that follow a change of the row with other databases too: at the other steps
+the row is as it was one step before. `pytest -m soak` runs the rest.
 """
 
 from __future__ import annotations
@@ -40,13 +41,18 @@ from fixtures.tiers import thinned
 RECOVERY_STEPS = [*RECOVERY_POINTS, *OPENING_POINTS]
 CHANGED_BY_RECOVERY = ["recover_after_claim", "recover_after_resolution", "after_take_over"]
 """The steps before which the row was changed."""
+AROUND_THE_COMMITS = ["before_db_commit", "after_db_commit", "after_kafka_commit"]
 
 
 @pytest.mark.parametrize(
     ("database", "producer", "point"),
     thinned(
         product(DATABASES, PRODUCERS, WRITER_POINTS),
-        kept=[*product(DATABASES, ["native"], WRITER_POINTS), *product(["postgresql"], ["librdkafka"], WRITER_POINTS)],
+        kept=[
+            *product(["postgresql", "sqlite"], ["native"], WRITER_POINTS),
+            *product(DATABASES, ["native"], AROUND_THE_COMMITS),
+            *product(["postgresql"], ["librdkafka"], ["after_prepare", "after_db_commit", "after_kafka_commit"]),
+        ],
         quick=[*product(DATABASES, ["native"], ["after_db_commit"]), ("sqlite", "librdkafka", "after_db_commit")],
     ),
     indirect=["producer"],
@@ -66,8 +72,10 @@ def test_a_writer_that_dies_leaves_both_sides_alike(
         kept=[
             *product(["postgresql"], ["native"], LEFT, RECOVERY_STEPS),
             *product(["postgresql"], ["librdkafka"], LEFT, ["recover_after_end_txn", *OPENING_POINTS]),  # only opening uses it
-            *product(DATABASES, ["native"], ["after_db_commit"], CHANGED_BY_RECOVERY),
-            *product(DATABASES, ["native"], ["after_prepare"], ["recover_after_resolution"]),
+            ("sqlite", "native", "after_db_commit", "recover_after_claim"),
+            *product(["sqlite", "mariadb", "rocksdb"], ["native"], ["after_prepare"], ["recover_after_resolution"]),
+            *product(["mariadb", "zookeeper"], ["native"], ["after_db_commit"], CHANGED_BY_RECOVERY),
+            *product(["rocksdb"], ["native"], ["after_db_commit"], ["recover_after_resolution", "after_take_over"]),
         ],
         quick=[],
     ),

@@ -37,6 +37,20 @@ from fixtures.tiers import thinned
 BEFORE_COMMIT = REPUBLISH_POINTS[: REPUBLISH_POINTS.index("republish_after_record")]
 PUBLISHERS = ("opens", "recovers")
 """A writer that opens and then writes event 3, or a recoverer."""
+mostly_native = pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
+"""For what the store or a command decides."""
+each_step = pytest.mark.parametrize(
+    ("producer", "point", "publisher"),
+    thinned(
+        product(PRODUCERS, REPUBLISH_POINTS, PUBLISHERS),
+        kept=[  # each pair
+            (PRODUCERS[(row + column) % 2], point, publisher)
+            for row, point in enumerate(REPUBLISH_POINTS)
+            for column, publisher in enumerate(PUBLISHERS)
+        ],
+    ),
+    indirect=["producer"],
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_lane")]
 
@@ -96,7 +110,8 @@ def in_order(scene: Scene) -> list[int]:
 
 def create_topic(scene: Scene, *, partitions: int) -> None:
     admin = AdminClient({"bootstrap.servers": scene.bootstrap})
-    admin.create_topics([NewTopic(scene.topic, partitions)])[scene.topic].result(LIMIT)
+    kept = {"retention.ms": "-1"}  # messages of 1970 as well
+    admin.create_topics([NewTopic(scene.topic, partitions, config=kept)])[scene.topic].result(LIMIT)
 
 
 def read_all(scene: Scene) -> dict[int, list[tuple[Any, ...]]]:
@@ -174,6 +189,7 @@ def test_what_a_writer_could_not_publish_at_once_is_published_before_its_next_tr
     scene.assert_resolved()
 
 
+@mostly_native
 def test_a_writer_whose_lost_transaction_was_acknowledged_does_not_report_it_as_committed(scene: Scene) -> None:
     with scene.connect() as writer:
         scene.event(writer, 1)
@@ -193,14 +209,14 @@ def test_two_recoveries_publish_once(scene: Scene) -> None:
     assert_published(scene)
 
 
-@pytest.mark.parametrize(("point", "publisher"), list(product(REPUBLISH_POINTS, PUBLISHERS)))
+@each_step
 def test_the_next_one_completes_what_a_publisher_that_died_has_begun(scene: Scene, point: str, publisher: str) -> None:
     lose(scene)
     publishing(scene, publisher, f"{point}=kill").killed()
     assert_published(scene)
 
 
-@pytest.mark.parametrize(("point", "publisher"), list(product(REPUBLISH_POINTS, PUBLISHERS)))
+@each_step
 def test_a_publisher_that_is_paused_and_replaced_publishes_nothing_more(scene: Scene, point: str, publisher: str) -> None:
     lose(scene)
     paused = publishing(scene, publisher, f"{point}=stop")
@@ -238,6 +254,7 @@ def test_a_copy_that_is_lost_keeps_its_place(scene: Scene) -> None:
     assert scene.agree() == [1, 2, 3]
 
 
+@mostly_native
 def test_an_unverified_transaction_is_not_published_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: the log can't be read when recovery asks for the proof, and can be read right after that."""
     lose(scene)
@@ -250,6 +267,7 @@ def test_an_unverified_transaction_is_not_published_again(scene: Scene, monkeypa
     assert scene.messages() == [1]
 
 
+@mostly_native
 @pytest.mark.parametrize("cluster_id", ["another", ""])
 def test_what_was_lost_on_another_cluster_is_not_published(scene: Scene, cluster_id: str) -> None:
     lose(scene)
@@ -259,6 +277,7 @@ def test_what_was_lost_on_another_cluster_is_not_published(scene: Scene, cluster
     assert scene.messages() == [1]
 
 
+@mostly_native
 def test_a_copied_database_publishes_nothing_of_its_original(
     databases: Databases, broker: DevCluster, producer: str, tmp_path: Path
 ) -> None:
@@ -275,6 +294,7 @@ def test_a_copied_database_publishes_nothing_of_its_original(
     assert original.messages() == [1, 2, 3]
 
 
+@mostly_native
 @pytest.mark.parametrize("cut", ["cut before it arrives", "cut when it was answered"])
 def test_a_record_without_an_answer_is_not_followed_by_an_abort(
     databases: Databases, broker: DevCluster, producer: str, cut: str
@@ -312,6 +332,7 @@ def test_what_is_acknowledged_meanwhile_is_not_published(scene: Scene, point: st
     scene.assert_resolved()
 
 
+@mostly_native
 def test_messages_that_retention_has_deleted_stay_lost_with_the_reason(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,6 +353,7 @@ def test_messages_that_retention_has_deleted_stay_lost_with_the_reason(
     scene.write_here(4)
 
 
+@mostly_native
 def test_the_command_shows_what_it_would_publish_and_publishes_it(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     lose(scene)
     where = ["--url", scene.url, "--kafka", scene.bootstrap, "--id", scene.transactional_id]
@@ -394,7 +416,7 @@ def test_a_group_continues_after_what_was_published_again(scene: Scene, moves_on
         assert found.offset == (4 if moves_on else 3)
 
 
-@pytest.mark.parametrize("producer", thinned(PRODUCERS, kept=["native"]), indirect=True)
+@mostly_native
 def test_a_header_names_the_lost_transaction_if_that_is_wanted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALWRITE_MARK_REPUBLISHED", "true")
     lose(scene)

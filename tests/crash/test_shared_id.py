@@ -26,8 +26,8 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.recovery.clusters import keep_store_id, new_store_id
 from dualwrite.state import TransactionStatus
-from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import LIMIT, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_lane")]
@@ -315,7 +315,7 @@ def test_a_writer_fenced_in_kafka_while_its_claim_holds_reports_a_possible_copy(
     with scene.connect() as writer:
         row = scene.row()
         foreign(scene, row.kafka_id(row.generation))
-        with pytest.raises(dualwrite.ProducerFencedError, match=r"copy of the database.*new-store-id"):
+        with pytest.raises(dualwrite.ProducerFencedError, match=r"(?s)copy of the database.*new-store-id"):
             scene.event(writer, 1)
         scene.event(writer, 2)
     assert scene.agree() == [2]

@@ -24,7 +24,7 @@ from crash.databases import Databases
 from crash.scene import Scene, Worker
 from dualwrite.cli import main
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.time_budget import reserve_for
+from dualwrite.kafka.client.time_budget import reserve_for
 from dualwrite.state import TransactionStatus
 from fixtures.pace import LIMIT, limit, until
 from fixtures.tiers import thinned

@@ -265,7 +265,7 @@ def test_f9_after_a_commit_that_was_sent_again_the_next_transaction_has_another_
     class Unanswered(LibrdkafkaProducer):
         """Its first EndTxn is not answered in time."""
 
-        def _until_done(self, call: Callable[[float], None], what: str, deadline: Deadline) -> None:
+        def _until_done(self, call: Callable[[float], None], what: str, deadline: Deadline, *, ends: bool = False) -> None:
             def unanswered_once(left: float) -> None:
                 if what == "commit_transaction":
                     sent.append(self.kafka_transactional_id)
@@ -273,7 +273,7 @@ def test_f9_after_a_commit_that_was_sent_again_the_next_transaction_has_another_
                         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, retriable=True))
                 call(left)
 
-            super()._until_done(unanswered_once, what, deadline)
+            super()._until_done(unanswered_once, what, deadline, ends=ends)
 
     with dualwrite.DualWriter(
         dualwrite.SqlStateStore(scene.engine),

@@ -23,9 +23,9 @@ from crash.proxied import CUTS, Proxied, through_a_proxy
 from dualwrite import DualWriter, InDoubtTransactionError, Phase, StoreCommitFailedError
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing import failpoints
-from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, When
+from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import done, happened, joined
 from fixtures.tiers import thinned
 

@@ -77,6 +77,46 @@ def test_opening_on_another_cluster_changes_nothing(producer: str, scene: Scene,
     assert scene.agree() == [1, 2, 3]
 
 
+@each
+def test_a_new_id_of_a_prefix_is_refused_on_another_cluster(producer: str, scene: Scene, elsewhere: Scene) -> None:
+    """No row of it names a cluster, but one of its sibling does."""
+    prefix = scene.transactional_id
+    first, second = replace(scene, transactional_id=f"{prefix}.1"), replace(elsewhere, transactional_id=f"{prefix}.2")
+    first.write_here(1)
+    before = first.row()
+    with pytest.raises(dualwrite.ClusterMismatchError, match=rf"on cluster '{before.cluster_id}': {prefix}\.1") as caught:
+        second.write_here(2)
+    assert (caught.value.stored_cluster_id, caught.value.transactional_id) == (before.cluster_id, second.transactional_id)
+    assert f"--id {prefix}.1" in str(caught.value.next_step)
+    with dualwrite.store_from_url(scene.url) as store:
+        assert store.list(f"{prefix}.2") == []
+    assert (second.messages(), first.messages()) == ([], [1])
+
+
+@native
+def test_moving_one_id_moves_all_ids_of_its_name(scene: Scene, elsewhere: Scene) -> None:
+    """Also the one that drains the journal; and an id that got another cluster, as by a change by hand."""
+    name = scene.transactional_id
+    ids = [f"{name}.1", f"{name}.2", f"{name}.journal", f"{name}.journal.1"]
+    with dualwrite.store_from_url(scene.url) as store, elsewhere.coordinator() as new:
+        for each in ids:
+            replace(scene, transactional_id=each).connect(lanes=1).close()
+        store.record_resolution(store.claim(ids[1], "tests", timeout=LIMIT), Resolution(cluster_id="a third one"))
+        with pytest.raises(dualwrite.ClusterMismatchError, match="on cluster 'a third one'"):
+            replace(scene, transactional_id=ids[0]).connect(lanes=1)
+        replace(scene, transactional_id=f"{name}x.1").connect(lanes=1).close()
+        arguments = ["move-cluster", "--url", scene.url, "--kafka", elsewhere.bootstrap, "--id", ids[0], "--yes"]
+        moved = CliRunner().invoke(db.app, arguments)
+        assert moved.exit_code == 0, moved.output
+        assert all(f" {each} " in f" {moved.output}".replace("\n", " ") for each in ids)
+        rows = {each: store.read(each) for each in store.list(name)}
+        on_new = {each for each, row in rows.items() if row is not None and row.cluster_id == new.cluster_id()}
+    assert on_new == set(ids)
+    replace(elsewhere, transactional_id=ids[1]).connect(lanes=1).close()
+    with pytest.raises(dualwrite.ClusterMismatchError):
+        replace(scene, transactional_id=f"{name}.3").connect(lanes=1)
+
+
 @native
 def test_a_live_writer_is_not_fenced_from_another_cluster(scene: Scene, elsewhere: Scene) -> None:
     with scene.connect() as writer:

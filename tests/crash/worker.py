@@ -2,7 +2,6 @@
 
 python -m crash.worker write URL BOOTSTRAP ID TOPIC FIRST COUNT   write events FIRST … FIRST+COUNT-1, one per transaction
 python -m crash.worker recover URL BOOTSTRAP ID                   recover the id, print the report as JSON
-python -m crash.worker load URL BOOTSTRAP '[[ID, FIRST], …]'      write events until stdin ends, with a thread for each id
 
 It prints a line before and after each step, so that a test can wait for it. Tests fork it with failpoints armed
 (`fixtures.fork_server`).
@@ -12,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from typing import Any
 
 import dualwrite
@@ -30,7 +28,8 @@ def timeouts() -> dualwrite.Timeouts:
 
 
 def say(*words: object) -> None:
-    sys.stdout.write(" ".join(map(str, words)) + "\n")  # in one write, so that output of other threads does not mix with it
+    # in one write, so that output of other threads does not mix with it
+    sys.stdout.write(" ".join(f"{word}" for word in words) + "\n")
     sys.stdout.flush()
 
 
@@ -53,32 +52,6 @@ def write(url: str, bootstrap: str, transactional_id: str, topic: str, first: in
 def recover(url: str, bootstrap: str, transactional_id: str) -> None:
     report = dualwrite.recover(url, kafka=settings(bootstrap), ids=[transactional_id], timeouts=timeouts())
     say(json.dumps(as_json(report)))
-
-
-def load(url: str, bootstrap: str, ids: list[tuple[str, int]]) -> None:
-    stop = threading.Event()
-
-    def stream(name: str, number: int) -> None:
-        try:
-            with dualwrite.connect(
-                url, kafka={"bootstrap.servers": bootstrap}, transactional_id=name, timeouts=timeouts()
-            ) as writer:
-                say("open", name, ",".join(o.outcome.value for o in writer.recovery_report))
-                while not stop.is_set():
-                    say("begin", name, number)
-                    write_event(writer, f"events-{name}", number)
-                    say("done", name, number)
-                    number += 1
-        except dualwrite.DualWriteError as error:
-            say("error", name, type(error).__name__, error)
-
-    threads = [threading.Thread(target=stream, args=each) for each in ids]
-    for thread in threads:
-        thread.start()
-    sys.stdin.read()
-    stop.set()
-    for thread in threads:
-        thread.join()
 
 
 def write_event(writer: dualwrite.DualWriter, topic: str, number: int) -> None:
@@ -110,8 +83,6 @@ def main() -> None:
     try:
         if sys.argv[1] == "write":
             write(*sys.argv[2:6], int(sys.argv[6]), int(sys.argv[7]))
-        elif sys.argv[1] == "load":
-            load(*sys.argv[2:4], json.loads(sys.argv[4]))
         else:
             recover(*sys.argv[2:5])
     except dualwrite.DualWriteError as error:

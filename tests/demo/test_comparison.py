@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualwrite.demo.flights import Flight, share_of
-from dualwrite.demo.verdict import Evidence, Findings, Message, compare
+from dualwrite.demo.verdict import Evidence, Findings, TopicMessage, compare
 from fixtures.tables import table
 
 AIRCRAFT = ("N1", "N2", "N3")
@@ -33,7 +33,7 @@ def evidence(departed: list[bool], aircraft: list[str]) -> Evidence:
         plane["last_flight"] = flight.number
         if not flight.cancelled:
             rows.append({**asdict(flight), "count": plane["departures"]})
-    messages = [Message(share_of(row["aircraft"], 3), row["aircraft"], dict(row)) for row in rows]
+    messages = [TopicMessage(share_of(row["aircraft"], 3), row["aircraft"], dict(row)) for row in rows]
     messages.sort(key=lambda message: message.partition)
     return Evidence(flights, rows, messages, planes)
 
@@ -108,10 +108,10 @@ ROW = Run().rows[3]
 CASES: list[tuple[str, Callable[[Run], object], Findings]] = [
     ("lost", lambda run: run.messages.pop(run.place(4)), Findings(lost=[4])),
     ("row missing", lambda run: run.rows.pop(1), Findings(phantom=[2], not_done=[2], wrong_aircraft=["N2"])),
-    ("never departed", lambda run: run.messages.append(Message(0, "N1", {**ROW, "number": 3})), Findings(phantom=[3])),
+    ("never departed", lambda run: run.messages.append(TopicMessage(0, "N1", {**ROW, "number": 3})), Findings(phantom=[3])),
     (
         "no departures",
-        lambda run: run.messages.extend([Message(0, "N1", None), Message(0, "N1", {"number": "1"})]),
+        lambda run: run.messages.extend([TopicMessage(0, "N1", None), TopicMessage(0, "N1", {"number": "1"})]),
         Findings(phantom=[0, 0]),
     ),
     (

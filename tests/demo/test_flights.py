@@ -6,10 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 
-import pytest
-
-from dualwrite.demo.flights import DEPARTURES, FLIGHTS, NO_AIRCRAFT, Flight, read_flights, share_of
-from dualwrite.errors import ConfigurationError
+from dualwrite.demo.flights import Flight, read_flights, share_of
 
 
 def test_first_flight_of_the_year() -> None:
@@ -29,22 +26,6 @@ def test_departures_are_counted_and_cancelled_flights_included() -> None:
 def test_continuing_after_a_flight_skips_earlier_ones() -> None:
     assert list(read_flights(1000, after=900)) == list(read_flights(1000))[900:]
     assert list(read_flights(10, after=10)) == []
-
-
-@pytest.mark.slow
-def test_the_whole_year() -> None:
-    everything = Counter(flight.cancelled for flight in read_flights())
-    assert everything == {False: DEPARTURES, True: FLIGHTS - DEPARTURES}
-
-
-def test_a_cancelled_flight_may_have_no_aircraft() -> None:
-    assert any(each.aircraft == NO_AIRCRAFT and each.cancelled for each in read_flights(20_000))
-
-
-@pytest.mark.parametrize("departures", [0, -1, DEPARTURES + 1])
-def test_number_of_departures_out_of_range(departures: int) -> None:
-    with pytest.raises(ConfigurationError, match="328521"):
-        list(read_flights(departures))
 
 
 def test_reading_does_not_import_pandas() -> None:

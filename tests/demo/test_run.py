@@ -23,10 +23,11 @@ from sqlalchemy import create_engine, inspect
 
 from dualwrite.cli import main
 from dualwrite.demo import flights, supervisor
-from dualwrite.demo.run import Options, run_demo
+from dualwrite.demo.run import run_demo
 from dualwrite.demo.screen import Screen
 from dualwrite.demo.supervisor import DemoError, Tally
 from dualwrite.demo.verdict import Findings
+from dualwrite.demo.worker import Options
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import MissingDependencyError
 from dualwrite.settings import ProducerName
@@ -142,7 +143,7 @@ def test_bad_options(option: str, state_dir: Path, capsys: pytest.CaptureFixture
 
 def test_missing_flights(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flights, "_PACKAGE", "no_such_package")
-    with pytest.raises(MissingDependencyError, match=r"pip install .*demo"):
+    with pytest.raises(MissingDependencyError, match=r"(?s)pip install .*demo"):
         run_demo(Options())
     assert not state_dir.exists()
 

@@ -13,12 +13,15 @@ from rich.console import Console
 
 from dualwrite.demo.screen import Screen, show_verdict
 from dualwrite.demo.supervisor import Tally
-from dualwrite.demo.verdict import Findings, Verdict
+from dualwrite.demo.verdict import DemoVerdict, Findings
+from dualwrite.demo.worker import Options
 from fixtures.tables import table
+
+NAIVE = Options(naive=True)
 
 
 @pytest.fixture
-def good() -> Verdict:
+def good() -> DemoVerdict:
     tally = Tally(
         done={0: 60, 1: 44},
         kills=3,
@@ -29,11 +32,8 @@ def good() -> Verdict:
         commits=1000,
         seconds=2.0,
     )
-    return Verdict(
-        naive=False,
-        pool=False,
-        departures=100,
-        kills_wanted=3,
+    return DemoVerdict(
+        options=Options(departures=100, kills=3),
         rows=100,
         messages=100,
         tally=tally,
@@ -43,13 +43,13 @@ def good() -> Verdict:
     )
 
 
-def printed(verdict: Verdict) -> str:
+def printed(verdict: DemoVerdict) -> str:
     out = StringIO()
     show_verdict(Console(file=out, width=100), verdict)
     return out.getvalue()
 
 
-def test_all_agree(good: Verdict) -> None:
+def test_all_agree(good: DemoVerdict) -> None:
     assert good.all_agree
     assert (
         good.summary()
@@ -60,8 +60,8 @@ def test_all_agree(good: Verdict) -> None:
     assert "recoveries: ABORTED" in printed(good)
 
 
-def test_a_pool_counts_flights_and_their_commits(good: Verdict) -> None:
-    pooled = replace(good, pool=True, tally=replace(good.tally, commits=50, outcomes=Counter(ABORTED=1)))
+def test_a_pool_counts_flights_and_their_commits(good: DemoVerdict) -> None:
+    pooled = replace(good, options=Options(pool=True), tally=replace(good.tally, commits=50, outcomes=Counter(ABORTED=1)))
     shown = " ".join(printed(pooled).split())
     assert "flights 104 " in shown
     assert "flights per commit 20.0" in shown
@@ -72,7 +72,7 @@ def test_a_pool_counts_flights_and_their_commits(good: Verdict) -> None:
 
 
 @table("finding", list(Findings().counts()))
-def test_any_finding_is_a_disagreement(good: Verdict, finding: str) -> None:
+def test_any_finding_is_a_disagreement(good: DemoVerdict, finding: str) -> None:
     bad = replace(good, findings=Findings(**{finding: [7]}))
     assert not bad.all_agree
     assert "DISAGREEMENT: 1 " in bad.summary()
@@ -86,13 +86,13 @@ def test_any_finding_is_a_disagreement(good: Verdict, finding: str) -> None:
         ({}, {"outcomes": Counter(UNVERIFIED=1)}, "NOT RESOLVED"),
         ({}, {"unacknowledged": 1}, "NOT RESOLVED"),
         ({"unresolved": ("demo-0",)}, {}, "NOT RESOLVED"),
-        ({"kills_wanted": 4}, {}, "INCOMPLETE"),
+        ({"options": Options(kills=4)}, {}, "INCOMPLETE"),
         ({"rows": 0}, {}, "INCOMPLETE"),
         ({}, {"errors": ["worker 0: FencedError"]}, "INCOMPLETE"),
     ],
 )
 def test_what_is_not_resolved_or_not_complete_is_a_disagreement(
-    good: Verdict, changes: dict[str, Any], tally: dict[str, Any], summary: str
+    good: DemoVerdict, changes: dict[str, Any], tally: dict[str, Any], summary: str
 ) -> None:
     bad = replace(good, tally=replace(good.tally, **tally), **changes)
     assert not bad.all_agree
@@ -100,13 +100,13 @@ def test_what_is_not_resolved_or_not_complete_is_a_disagreement(
     assert all(error in printed(bad) for error in bad.tally.errors)
 
 
-def test_naive_reports_what_went_wrong_or_that_nothing_did(good: Verdict) -> None:
-    unlucky = replace(good, naive=True, findings=Findings(lost=[1, 2], duplicated=[3]))
+def test_naive_reports_what_went_wrong_or_that_nothing_did(good: DemoVerdict) -> None:
+    unlucky = replace(good, options=NAIVE, findings=Findings(lost=[1, 2], duplicated=[3]))
     assert unlucky.summary().endswith("permanently disagree after 3 kills: 2 lost, 1 duplicated.")
-    assert "only by luck" in replace(good, naive=True).summary()
+    assert "only by luck" in replace(good, options=NAIVE).summary()
 
 
-def test_json_has_every_figure(good: Verdict) -> None:
+def test_json_has_every_figure(good: DemoVerdict) -> None:
     data = json.loads(json.dumps(replace(good, findings=Findings(lost=list(range(9)))).to_json()))
     assert data["findings"]["lost"] == 9
     assert data["examples"] == {"lost": [0, 1, 2, 3, 4]}
@@ -114,30 +114,27 @@ def test_json_has_every_figure(good: Verdict) -> None:
     assert data["kills_while_opening"] == 1
 
 
-def test_figures_of_an_empty_run(good: Verdict) -> None:
+def test_figures_of_an_empty_run(good: DemoVerdict) -> None:
     nothing = replace(good, tally=Tally())
     assert nothing.milliseconds == (0, 0)
     assert nothing.per_second == 0
     assert printed(nothing)
 
 
-def test_a_log_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch, good: Verdict) -> None:
+def test_a_line_is_shown_every_few_seconds(monkeypatch: pytest.MonkeyPatch, good: DemoVerdict) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     out = StringIO()
-    with Screen(Console(file=out, width=100)) as lines:
-        for second in range(11):
-            now[0] = float(second)
-            lines.show(good.tally, 208)
+    lines = Screen(Console(file=out, width=100))
+    for second in range(11):
+        now[0] = float(second)
+        lines.show(good.tally, 208)
     assert out.getvalue() == "104 of 208 flights, 3 killed, 3 recovered\n" * 2
 
 
-def test_a_terminal_has_a_bar_and_a_quiet_screen_only_what_stays_behind(good: Verdict) -> None:
-    live, quiet = StringIO(), StringIO()
-    for screen in (Screen(Console(file=live, force_terminal=True, width=100)), Screen(Console(file=quiet), quiet=True)):
-        with screen:
-            screen.say("hello")
-            screen.show(good.tally, 104)
-            screen.remind("the broker keeps running")
-    assert all(part in live.getvalue() for part in ("hello", "3 killed", "keeps running"))
-    assert quiet.getvalue() == "the broker keeps running\n"
+def test_a_quiet_screen_shows_only_what_stays_behind() -> None:
+    out = StringIO()
+    screen = Screen(Console(file=out), quiet=True)
+    screen.say("hello")
+    screen.remind("the broker keeps running")
+    assert out.getvalue() == "the broker keeps running\n"

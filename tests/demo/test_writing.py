@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import pytest
@@ -14,23 +13,23 @@ from sqlalchemy import Engine, func, select, text
 
 import dualwrite
 from dualwrite.demo.flights import StalePositionError, read_flights
-from dualwrite.demo.run import Options, Run, prepared
+from dualwrite.demo.run import DemoRun, prepared
 from dualwrite.demo.screen import Screen
-from dualwrite.demo.supervisor import Report, WorkerProcess
+from dualwrite.demo.supervisor import WorkerProcess
 from dualwrite.demo.verdict import compare
-from dualwrite.demo.worker import can_continue, encoded
+from dualwrite.demo.worker import RELEASE, Options, can_continue, encoded
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import DeliveryError, DualWriteError, FencedError, InDoubtTransactionError
 from fixtures.pace import LIMIT, until
 from fixtures.tables import table
 
-Begin = Callable[..., AbstractContextManager[Run]]
+Begin = Callable[..., AbstractContextManager[DemoRun]]
 
 
 @pytest.fixture
 def begin(broker: DevCluster, tmp_path: Path) -> Begin:
     @contextmanager
-    def prepare(name: str, departures: int, **options: Any) -> Iterator[Run]:
+    def prepare(name: str, departures: int, **options: Any) -> Iterator[DemoRun]:
         kafka = {"bootstrap.servers": broker.bootstrap_servers}
         chosen = Options(departures=departures, workers=1, kafka=kafka, data_dir=tmp_path, **options)
         with prepared(chosen, name, Screen(Console(quiet=True))) as run:
@@ -73,11 +72,11 @@ def test_the_commit_of_a_dead_process_arrives_late(begin: Begin, postgres_url: s
                 departure = run.tables.record(tx.db, flight, 0, after=after)
                 assert departure is not None
                 tx.send(run.topic, encoded(departure), key=flight.aircraft)
-            reports: Queue[Report] = Queue()
-            worker = WorkerProcess(run.job(0), reports, log)
-            worker.release()
+            worker = WorkerProcess(run.job(0), log)
+            worker.tell(RELEASE)
             until(lambda: waits_for_a_lock(run.store.engine), log.read_text)
-        worker.wait(LIMIT)
+        while worker.reports.poll(LIMIT) and worker.received():
+            pass
         assert worker.exit_code == 0
         assert "reading the position again: The position of worker 0 is no longer 0" in log.read_text()
         evidence = run.evidence()

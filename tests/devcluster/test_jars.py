@@ -44,7 +44,7 @@ def test_cached_jars_need_no_network(cache: Path, monkeypatch: pytest.MonkeyPatc
 def test_an_unreachable_network_is_one_clear_error(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("M2_REPO", str(tmp_path / "empty"))
     monkeypatch.setattr(jgo.util.http, "request", offline)
-    with pytest.raises(DevClusterError, match=r"could not be downloaded.*no route to host.*check the network"):
+    with pytest.raises(DevClusterError, match=r"(?s)could not be downloaded.*no route to host.*check the network"):
         programs.classpath(DEFAULT_KAFKA_VERSION)
 
 
@@ -101,21 +101,10 @@ def test_a_login_page_instead_of_the_pom_of_a_dependency_leaves_nothing_out(
     a, c = POM.replace(b"</project>", needs % b"b" + end), POM.replace(b">a<", b">c<")
     b = POM.replace(b">a<", b">b<").replace(b"</project>", needs % b"c" + end)
     serve(monkeypatch, jar=jar_of(tmp_path), **{"a-1.pom": a, "b-1.pom": page, "c-1.pom": c})
-    with pytest.raises(DevClusterError, match=r"b-1\.pom is something else.*proxy settings"):
+    with pytest.raises(DevClusterError, match=r"(?s)b-1\.pom is something else.*proxy settings"):
         programs.artifact_jars("A", "1", ["g:a:1"])
     serve(monkeypatch, jar=jar_of(tmp_path), **{"a-1.pom": a, "b-1.pom": b, "c-1.pom": c})
     assert {path.name for path in programs.artifact_jars("A", "1", ["g:a:1"])} == {"a-1.jar", "b-1.jar", "c-1.jar"}
-
-
-def test_poms_that_only_maven_can_read_are_kept(tmp_path: Path) -> None:
-    kept = {
-        "entity.pom": b"<project><name>L&oslash;l</name></project>\n",
-        "encoding.pom": b'<?xml version="1.0" encoding="GBK"?><project/>',
-    }
-    for name, content in {**kept, "truncated.pom": POM[:40], "page.pom": b"<html/>"}.items():
-        (tmp_path / name).write_bytes(content)
-    programs._remove_damaged_poms(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == kept.keys()
 
 
 @table("status", [403, 404, 503])
@@ -123,7 +112,7 @@ def test_a_refused_request_is_not_taken_for_a_missing_version_only(
     repository: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     serve(monkeypatch, status, pom=b"", jar=b"")
-    with pytest.raises(DevClusterError, match=r"a proxy refused.*another version, or check the network and the proxy"):
+    with pytest.raises(DevClusterError, match=r"(?s)a proxy refused.*another version, or check the network and the proxy"):
         programs.artifact_jars("A", "1", ["g:a:1"])
 
 

@@ -57,24 +57,6 @@ def test_ctrl_c_while_starting_leaves_no_broker(state_dir: Path) -> None:
         until(lambda: not commands(state_dir))  # a program that was killed ends soon after
 
 
-DELAYED = """
-import os, signal, sys
-from dualwrite.devcluster import broker_process
-number = signal.Signals[sys.argv[1]]
-signal.signal(number, signal.SIG_DFL)
-with broker_process.delayed():
-    os.kill(os.getpid(), number)
-    print("recorded", flush=True)
-print("not ended", flush=True)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_ends_the_process_waits_until_its_broker_is_recorded(number: signal.Signals) -> None:
-    done = subprocess.run([sys.executable, "-c", DELAYED, number.name], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("recorded\n", -number)
-
-
 @pytest.mark.parametrize("purge", ["", "purge"], ids=["detached", "bound"])
 def test_a_broker_that_its_starter_never_knew_of_is_killed(tmp_path: Path, purge: str) -> None:
     """The starter was killed between the start of the launcher and the end of its pipe."""

@@ -55,7 +55,7 @@ def test_tls_alone_and_with_a_client_certificate_and_the_plain_listener(strict_b
 def test_a_key_that_kafka_cannot_read_is_refused_before_a_broker_starts(tls: TlsFiles, tmp_path: Path) -> None:
     key = tmp_path / "ec.pem"
     key.write_text(tls.key.read_text().replace("PRIVATE KEY", "EC PRIVATE KEY"))
-    with pytest.raises(DevClusterError, match=r"PKCS#8.*openssl pkcs8"):
+    with pytest.raises(DevClusterError, match=r"(?s)PKCS#8.*openssl pkcs8"):
         TlsFiles(tls.ca, tls.certificate, key).check()
     with pytest.raises(DevClusterError, match="does not exist"):
         TlsFiles(tls.ca, tls.certificate, tmp_path / "nothing").check()

@@ -218,7 +218,9 @@ for _action, _line, _text in _json.loads(_pathlib.Path(_steps).read_text(encodin
     elif _action == "sh":
         _subprocess.run(["bash", "-euc", _text], check=True)
     else:
-        _pathlib.Path(_action.removeprefix("file: ")).write_text(_text, encoding="utf-8")
+        _file = _pathlib.Path(_action.removeprefix("file: "))
+        _file.parent.mkdir(parents=True, exist_ok=True)
+        _file.write_text(_text, encoding="utf-8")
 """
 """Runs the steps in its own `__main__`: Spark pickles functions from there by value.
 

@@ -17,12 +17,12 @@ def test_the_options_of_spark_are_those_of_its_docstring() -> None:
     """`dualwrite.spark` is where they are written; the guide has them as they stand there."""
     pytest.importorskip("pyspark")
     import dualwrite.spark  # noqa: PLC0415
-    from dualwrite.spark.source_options import NAMES  # noqa: PLC0415
+    from dualwrite.spark.source_options import OPTIONS  # noqa: PLC0415
 
     table = [line for line in (dualwrite.spark.__doc__ or "").splitlines() if line.startswith("| ")]
     assert "\n".join(table) in (GUIDES / "spark.md").read_text(encoding="utf-8")
     told = re.findall(r"`([\w.]+)`", "".join(line.split("|")[1] for line in table))
-    assert set(NAMES) <= set(told)
+    assert set(OPTIONS) <= set(told)
 
 
 @table("point", failpoints.NAMES)

@@ -9,8 +9,8 @@ import pages
 import pytest
 
 from dualwrite.devcluster import DevCluster
-from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.tables import table
+from fixtures.zookeeper_server import ZooKeeperServer
 
 PAGES = sorted(pages.DOCS.rglob("*.md"))
 
@@ -152,37 +152,3 @@ def test_a_page_that_is_wrong_fails(right: str, wrong: str, why: str, tmp_path: 
     assert right in PAGE
     with pytest.raises(AssertionError, match=why):
         run(PAGE.replace(right, wrong), tmp_path, messages=[b"lamp", None])
-
-
-@table(
-    "overlooked",
-    [
-        "```py\nx = 1\n```\n",
-        "- a list:\n\n  ```python\n  x = 1\n  ```\n",
-        "````python\nx = 1\n````\n",
-        "~~~sh\nls\n~~~\n",
-        "```{code-block} python\nx = 1\n```\n",
-        "```python\nx = 1\n",
-        "<!-- run -->\n\n```sh\nls\n```\n",
-        "<!--run-->\n```sh\nls\n```\n",
-        "<!-- run -->\n```python\nx = 1\n```\n",
-        "<!-- not run: why -->\n```sh\nls\n```\n",
-        "<!-- not run -->\n```python\nx = 1\n```\n",
-        "<!-- expect topic orders [1] -->\n",
-        "<!-- expect nothing: [] -->\n",
-    ],
-)
-def test_marks_that_would_be_ignored_are_found(overlooked: str) -> None:
-    assert pages.mistakes(overlooked)
-
-
-def test_a_syntax_error_in_a_block_names_its_line() -> None:
-    with pytest.raises(SyntaxError) as found:
-        pages.compile_all(PAGE.replace("raise SystemExit(1)", "raise raise"), "page.md")
-    assert (found.value.filename, found.value.lineno) == ("page.md", 26)
-
-
-def test_only_the_servers_that_a_page_names_are_started() -> None:
-    text = 'connect("postgresql://shop@127.0.0.1/shop", kafka="127.0.0.1:9092")'
-    assert pages.kinds_of_servers(text) == ["broker", "libpq"]
-    assert pages.substituted(text, {"broker": "b:1", "libpq": "pg"}) == 'connect("pg", kafka="b:1")'

@@ -55,7 +55,7 @@ def test_settings_for_librdkafka_are_in_the_table(monkeypatch: pytest.MonkeyPatc
     given: dict[str, Any] = {}
     monkeypatch.setattr(librdkafka, "Producer", given.update)
     librdkafka.check_settings(CONFIG)
-    assert given.keys() - {"bootstrap.servers", "transactional.id", "logger"} <= ROWS.keys()
+    assert given.keys() - {"bootstrap.servers", "transactional.id", "logger", "throttle_cb"} <= ROWS.keys()
     assert f" {given['linger.ms']};" in ours("linger.ms")
     assert given["client.id"] in ours("client.id")
     assert given["socket.keepalive.enable"] is CONFIG.keepalive

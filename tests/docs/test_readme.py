@@ -15,7 +15,6 @@ from fixtures.tables import table
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-UPGRADE = "<!-- run -->\n```sh\ndualwrite db upgrade --url sqlite:///shop.db\n```\n"
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _INSTALL = re.compile(r"pip install .*\"(?P<package>[\w.]+)\[(?P<extras>[\w,]+)\]\"")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -29,9 +28,8 @@ def anchors(text: str) -> set[str]:
 
 @pytest.mark.slow
 def test_readme_runs(broker: DevCluster, committed: Callable[[str], list[bytes | None]], tmp_path: Path) -> None:
-    """The tables are made first, although README shows its example before that."""
-    assert UPGRADE in README
-    text = pages.substituted(UPGRADE + README.replace(UPGRADE, ""), {"broker": broker.bootstrap_servers})
+    """As it stands, from its first block on."""
+    text = pages.substituted(README, {"broker": broker.bootstrap_servers})
     before = pages.messages_before(broker, "orders", committed)
     assert "shop.1" in pages.run_program(text, tmp_path, name="README.md")
     assert committed("orders")[before:] == [b"lamp"]
@@ -67,10 +65,6 @@ def test_ci_runs_readmes_test_command() -> None:
     assert "\nstep pytest\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-def test_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 200
-
-
 @table("link", sorted({link for link in _LINK.findall(README) if "://" not in link}))
 def test_links_of_readme_lead_to_existing_files_and_headings(link: str) -> None:
     path, _, anchor = link.partition("#")
@@ -86,9 +80,3 @@ def test_every_page_except_tables_of_contents_is_linked() -> None:
     for folder in ("guides", "operations", "reference"):
         for page in (ROOT / "docs" / folder).glob("*.md"):
             assert page.name == "index.md" or page in linked
-
-
-def test_every_file_named_in_readme_exists() -> None:
-    for name in ("docker-compose.yml", "constraints.txt", "examples"):
-        assert name in README
-        assert (ROOT / name).exists()

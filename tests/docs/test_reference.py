@@ -17,10 +17,13 @@ import dualwrite
 from dualwrite import cli, errors, processor, settings
 from dualwrite.cli import COMMANDS
 from dualwrite.errors import DualWriteError
+from dualwrite.jobs import job_tables  # noqa: F401  (its tables are dualwrite's, too)
+from dualwrite.stores.sql.tables import metadata
 from dualwrite.testing import pytest_plugin
 from fixtures.tables import table
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
 COMMANDS_PAGE = (REFERENCE / "commands.md").read_text(encoding="utf-8")
 SETTINGS_PAGE = (REFERENCE / "settings.md").read_text(encoding="utf-8")
 ERRORS_PAGE = (REFERENCE / "errors.md").read_text(encoding="utf-8")
@@ -78,7 +81,6 @@ ARGUMENTS = {
     dualwrite.open_recoverer: "## Arguments of `recover`",
     dualwrite.create_pool: "## Arguments of `create_pool`",
     processor.DualProcessor: "## Arguments of `DualProcessor`",
-    processor.KafkaWriter: "| argument of `KafkaWriter` |",
 }
 
 
@@ -139,7 +141,6 @@ PACKAGES = [
     "dualwrite.kafka",
     "dualwrite.processor",
     "dualwrite.spark",
-    "dualwrite.testing.producers",
     "dualwrite.testing.stores",
 ]
 
@@ -149,3 +150,16 @@ def test_every_public_name_is_in_the_api_page_or_the_page_of_errors(package: str
     documented = set(re.findall(rf":: {re.escape(package)}\.(\w+)$", API_PAGE, re.MULTILINE)) | set(KINDS)
     parts = set(re.findall(r"`(\w+Conformance)`", API_PAGE))  # named in a sentence
     assert set(importlib.import_module(package).__all__) <= documented | parts
+
+
+def test_the_list_of_tables_has_all_of_them() -> None:
+    """In the guide, and their number in README."""
+    made = set(metadata.tables)
+    guide = (ROOT / "docs" / "guides" / "migrations.md").read_text(encoding="utf-8")
+    rows = re.search(r"(?<=\| --- \| --- \| --- \|\n)(\|.*\n)+", guide)
+    assert rows is not None
+    named = [name for row in rows[0].splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(made)
+    words = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"`kafka_transaction_state`, `kafka_transaction_store`, and {words[len(made) - 2]} more" in readme

@@ -11,7 +11,7 @@ import pyarrow as pa
 import dualwrite
 from crash.events import Events
 from dualwrite import DualWriter, Transaction
-from dualwrite.spark.chunks import JobPlan, PartitionReport, arrow_chunks, forget_job, write_chunks
+from dualwrite.spark.chunks import JobPlan, PartitionAttempt, PartitionReport, arrow_chunks, forget_job
 from dualwrite.testing.topics import read_committed
 
 Write = Callable[[Transaction, Any], object]
@@ -57,7 +57,7 @@ class ChunkScene:
         with self.writer(partition, database, prefix) as writer:
             batches = [pa.record_batch({"n": list(rows[start : start + 7])}) for start in range(0, len(rows), 7)]
             chunks = arrow_chunks(batches, self.rows_per_transaction, content)
-            return write_chunks(writer, chunks, fn or self.put, plan=self.plan, partition=partition)
+            return PartitionAttempt(writer, self.plan, partition).write(chunks, fn or self.put)
 
     def put(self, transaction: Transaction, rows: pa.Table) -> None:
         for number in rows["n"].to_pylist():

@@ -10,14 +10,16 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from job_scene import NumberSink
 
 from dualwrite.jobs.driver import JobCommitter
 from dualwrite.jobs.job_context import JobSite, OpenSite
 from dualwrite.jobs.rules import JobRun, TaskOutcome
 from dualwrite.jobs.task import TaskAttempt
-from dualwrite.stores.sql import mysql, postgresql
+from dualwrite.stores.sql import mysql
 from dualwrite.testing.failpoints import FailpointError
+from fixtures.database import shorten_pauses
 
 ROWS = 12
 ATTEMPTS = 3
@@ -65,7 +67,9 @@ class Driver:
 def main() -> None:
     url, servers, prefix, topic, log, batches, *producer = sys.argv[1:]
     done = Path(log)
-    mysql._PAUSED, postgresql._PAUSED = PAUSE, str(PAUSE * 1000)  # type: ignore[misc]  # tests wait for it
+    patch = pytest.MonkeyPatch()  # tests wait for it
+    patch.setattr(mysql, "_PAUSED", PAUSE)
+    shorten_pauses(patch, PAUSE)
     site = JobSite(url, {"bootstrap.servers": servers}, producer=producer[0] if producer else "auto", lease_timeout=1.0)
     with site.opened() as opened:
         driver = Driver(opened, NumberSink(topic), prefix)

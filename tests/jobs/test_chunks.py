@@ -304,7 +304,7 @@ def test_a_database_without_the_chunk_table(tmp_path: Path, broker: DevCluster, 
         connection.execute(sa.text("DROP TABLE kafka_job_chunk"))
     engine.dispose()
     job = ChunkScene(events, broker.bootstrap_servers, new_name("job"), new_name("topic"))
-    with pytest.raises(StateTableMissingError, match=r"kafka_job_chunk.*dualwrite db upgrade"):
+    with pytest.raises(StateTableMissingError, match=r"(?s)kafka_job_chunk.*dualwrite db upgrade"):
         job.attempt(ROWS)
 
 

@@ -12,9 +12,9 @@ from job_scene import JobScene
 from typer.testing import CliRunner, Result
 
 import dualwrite
-from dualwrite.cli import recover, recover_jobs, status, transactions
+from dualwrite.cli import recover, status, transactions
 from dualwrite.cli.options import Target
-from dualwrite.cli.recover_jobs import jobs_to_recover, name_skipped
+from dualwrite.cli.recover import jobs_to_recover, name_skipped
 from dualwrite.errors import BatchRefusedError, JobClosedError, StoreError
 from dualwrite.jobs.job_context import OpenSite
 from dualwrite.jobs.job_recovery import plan_job, recover_job
@@ -75,8 +75,8 @@ def test_the_error_of_a_job_does_not_stop_the_others(postgres_scene: JobScene, m
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(recover_jobs, "plan_job", fails_for_the_first(plan_job))
-        patch.setattr(recover_jobs, "recover_job", fails_for_the_first(recover_job))
+        patch.setattr(recover, "plan_job", fails_for_the_first(plan_job))
+        patch.setattr(recover, "recover_job", fails_for_the_first(recover_job))
         planned = run(scene, "--dry-run", "--json")
         recovered = run(scene, "--json")
     assert (planned.exit_code, recovered.exit_code) == (1, 1)
@@ -114,7 +114,6 @@ def test_without_a_prefix_a_batch_that_is_opened_meanwhile_is_skipped(
     scene.commit(scene.write(scene.run(0), PARTS))
     settings = Target(url=scene.url, kafka=scene.servers).settings()
     with jobs_to_recover(settings, scene.store.list(), "", named=False, release=False) as recover_jobs:
-        assert recover_jobs is not None
         assert [row.prefix for row in recover_jobs.rows] == [scene.prefix]
         outcomes = scene.write(scene.run(1), [[7]])
         recover_jobs.recover(release=False, yes=True)
@@ -130,7 +129,6 @@ def test_a_prefix_whose_next_batch_is_opened_meanwhile_is_confirmed_again(postgr
     scene.commit(scene.write(scene.run(0), PARTS))
     settings = Target(url=scene.url, kafka=scene.servers).settings()
     with jobs_to_recover(settings, scene.store.list(), scene.prefix, named=False, release=False) as recover_jobs:
-        assert recover_jobs is not None
         outcomes = scene.write(scene.run(1), [[7]])
         with pytest.raises(typer.Exit):
             recover_jobs.recover(release=False, yes=False)

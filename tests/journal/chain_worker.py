@@ -20,11 +20,12 @@ import dualwrite
 from crash.worker import say, settings
 from dualwrite import PoolOptions, Timeouts, Transaction, WriterPool
 from fixtures.pace import LIMIT
-from journal.chains import die_at_failpoint, link
+from journal.chains import die_at_failpoint, link, shorten_leases
 
 
 def opened(url: str, kafka: dict[str, Any], prefix: str) -> WriterPool[Any]:
     """A pool, whether Kafka answers or not."""
+    shorten_leases()
     options = PoolOptions(
         timeout=LIMIT,
         lease=float(os.environ.get("LEASE", "2")),
@@ -62,7 +63,7 @@ def main() -> None:
             else:
                 with lock:
                     counts[seen[-1].outcome or "published"] += 1
-            time.sleep(0.01)
+            time.sleep(0.03)  # what runs beside it needs the cores, too
 
     with opened(url, settings(bootstrap), prefix) as pool:
         say("open")

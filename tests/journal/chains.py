@@ -14,16 +14,18 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 import dualwrite
 from crash.scene import Scene
 from crash.worker import say
 from dualwrite import Transaction
+from dualwrite.relay import journal_keeper
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from fixtures.broker import read_topic
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT, limit, until
 
 CHAINS = 4
 
@@ -75,6 +77,11 @@ def until_drained(scene: Scene) -> None:
     with dualwrite.create_pool(store, prefix=scene.transactional_id, kafka=scene.settings, options=options):
         until(lambda: not journal.gates(scene.transactional_id, counts=False)[0].is_open, "the gate closed")
     dualwrite.recover(store, kafka=scene.settings, prefix=scene.transactional_id).raise_for_problems()
+
+
+def shorten_leases() -> None:
+    """In a process that a test kills: after its death another one empties the journal soon, instead of 15 s later."""
+    pytest.MonkeyPatch().setattr(journal_keeper, "_LEASE_SECONDS", limit(2))
 
 
 def die_at_failpoint(has_journaled: Callable[[], bool]) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import dualwrite
 from crash.scene import Scene
 from dualwrite import DualWriter, JournalLimits, PoolOptions, WriterPool
-from dualwrite.outbox.journal_drain import drainer_id
+from dualwrite.relay.journal_drain import JournalDrain
 from dualwrite.stores.journal import GateStatus, JournalEntry
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.journal_store import SqlJournal
-from dualwrite.stores.sql.sql_journal import insert_entries
+from dualwrite.stores.sql.sql_journal import SqlJournal, insert_entries
+from dualwrite.transactional_id import drainer_id
 from fixtures.broker import read_topic
 from fixtures.pace import LIMIT, until
 from pool.pool_scene import open_pool
@@ -54,12 +54,27 @@ class DrainScene:
             JournalEntry(self.scene.topic, b"k", str(n).encode(), '[["h", "dg=="]]', None, 1_700_000_000_000 + n)
             for n in numbers
         ]
+        self.write_entries(*entries)
+
+    def write_entries(self, *entries: JournalEntry) -> None:
         self.store.short_transactions.run(lambda connection: insert_entries(connection, self.prefix, entries), "a test")
+
+    def write_entry(self, value: bytes, partition: int | None = None) -> None:
+        """One entry."""
+        entry = JournalEntry(self.scene.topic, None, value, None, partition, 1_700_000_000_000)
+        self.store.short_transactions.run(lambda connection: insert_entries(connection, self.prefix, [entry]), "a test")
 
     def connect(self, **changes: Any) -> DualWriter[Any]:
         return dualwrite.connect(
             self.store, kafka=self.scene.settings, transactional_id=drainer_id(self.prefix), lanes=1, **changes
         )
+
+    def drain(self) -> None:
+        """Publish the journal, and close its gate."""
+        with self.connect() as writer:
+            drain = JournalDrain(writer, self.prefix, "test")
+            while not drain.turn().is_last:
+                pass
 
     @property
     def gate(self) -> GateStatus:

@@ -16,6 +16,7 @@ import dualwrite
 from crash.events import write_event
 from crash.worker import say, settings, timeouts
 from dualwrite import Transaction
+from journal.chains import shorten_leases
 
 
 def last_event(engine: sa.Engine, writer: str) -> int:
@@ -28,6 +29,7 @@ def last_event(engine: sa.Engine, writer: str) -> int:
 def main() -> None:
     url, bootstrap, name, topic, count = sys.argv[1:6]
     engine = sa.create_engine(url)
+    shorten_leases()
     with dualwrite.connect(
         engine, kafka=settings(bootstrap), transactional_id=name, timeouts=timeouts(), when_kafka_is_down="journal"
     ) as writer:

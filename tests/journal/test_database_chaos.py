@@ -1,7 +1,8 @@
 """The database dies too, while Kafka is down and while it comes back: nothing is lost, doubled or out of order.
 
 Three processes add links to chains (`chain_worker`). Their database is killed with SIGKILL and started again, and their
-connections are cut in the middle of whatever they do: a statement, a COMMIT, opening the gate, emptying the journal.
+connections are cut in the middle of whatever they do: a statement, a COMMIT, opening the gate, emptying the journal. The broker
+is behind a door (`test_chaos.py` kills it), except in the long runs.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from crash.events import Events, SqlEvents
 from crash.scene import Scene, Worker
 from dualwrite.devcluster import DevCluster
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import TcpProxy
 from fixtures.broker import make_topic
+from fixtures.broker_door import BrokerBehindDoor
+from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import LIMIT, done, until
 from fixtures.tiers import thinned
+from journal.conftest import BEHIND_DOOR, KILLED
 from journal.test_chaos import assert_chains, begin_chains, chain_worker, until_drained
 
 pytestmark = pytest.mark.slow
@@ -102,15 +105,14 @@ def broken(database: str, tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def scene(broken: Database, own_broker: DevCluster, producer: str) -> Iterator[Scene]:
+def scene(broken: Database, own_broker: BrokerBehindDoor | DevCluster, producer: str) -> Iterator[Scene]:
     """As the tests see it: without the proxy."""
     del producer
     broken.direct.create()
     made = Scene(broken.direct, own_broker.bootstrap_servers)
     make_topic(own_broker, made.topic)
     yield made
-    if not all(node.alive for node in own_broker.status().nodes):
-        own_broker.start(1, timeout=LIMIT)
+    own_broker.start(1, timeout=LIMIT)
 
 
 class Workers:
@@ -162,7 +164,9 @@ def adding_links(scene: Scene, database: Database, environment: dict[str, str]) 
         workers.end()
 
 
-def break_everything(scene: Scene, workers: Workers, database: Database, broker: DevCluster, *, rounds: int, seed: int) -> None:
+def break_everything(
+    scene: Scene, workers: Workers, database: Database, broker: BrokerBehindDoor | DevCluster, *, rounds: int, seed: int
+) -> None:
     """Kill and start the broker; the database breaks before, meanwhile, while the broker comes back, and after that."""
     chance = random.Random(seed)
     journal = SqlStateStore(scene.engine).journal
@@ -206,7 +210,7 @@ CASES = [
 
 @pytest.mark.parametrize(("database", "environment"), thinned(CASES, kept=[("postgresql", {})]))
 def test_chains_are_kept_while_the_database_dies_too(
-    scene: Scene, broken: Database, own_broker: DevCluster, environment: dict[str, str]
+    scene: Scene, broken: Database, own_broker: BrokerBehindDoor, environment: dict[str, str]
 ) -> None:
     begin_chains(scene)
     with adding_links(scene, broken, environment) as workers:
@@ -219,7 +223,8 @@ def test_chains_are_kept_while_the_database_dies_too(
 @pytest.mark.soak
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "sqlite"])
 @pytest.mark.parametrize("seed", range(2, 5))
-def test_chains_are_kept_for_long(scene: Scene, broken: Database, own_broker: DevCluster, seed: int) -> None:
+@pytest.mark.parametrize("own_broker", [BEHIND_DOOR, KILLED], indirect=True)
+def test_chains_are_kept_for_long(scene: Scene, broken: Database, own_broker: BrokerBehindDoor | DevCluster, seed: int) -> None:
     begin_chains(scene)
     with adding_links(scene, broken, {}) as workers:
         break_everything(scene, workers, broken, own_broker, rounds=8, seed=seed)

@@ -19,11 +19,10 @@ from dualwrite import JournalLimits, JournalSwitchedError, StoreCommitFailedErro
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.journal import JournalEntry, is_open
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.journal_store import SqlJournal
-from dualwrite.stores.sql.sql_journal import close_gate, has_none, lock_gate
+from dualwrite.stores.sql.sql_journal import SqlJournal, close_gate, has_entries, lock_gate
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
-from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import LIMIT, done
 
 PREFIX = "shop"
@@ -57,7 +56,7 @@ class GateScene:
         """A transaction of an id of its own."""
         self.claims += 1
         claim = self.store.claim(f"{PREFIX}.{self.claims}", "test", timeout=LIMIT)
-        return self.journal.begin(claim, PREFIX, is_group=False, at_once=at_once)
+        return self.journal.begin(claim, PREFIX, at_once=at_once)
 
     @property
     def epoch(self) -> int:
@@ -176,17 +175,17 @@ def test_nothing_is_written_into_the_journal_of_a_closed_gate(scene: GateScene) 
         transaction.write_journal(ENTRIES, 1)
     assert caught.value.retriable
     transaction.rollback()
-    assert scene.store.short_transactions.query(lambda connection: has_none(connection, PREFIX), "a test")
+    assert not scene.store.short_transactions.query(lambda connection: has_entries(connection, PREFIX), "a test")
 
 
 @pytest.mark.parametrize(("database", "level"), [("postgresql", "READ COMMITTED"), ("mariadb", "REPEATABLE READ")])
 def test_a_journaled_unit_keeps_the_prepared_state_of_an_earlier_one(scene: GateScene) -> None:
     """That one may be in doubt at Kafka: recovery must still find it in the row."""
     claim = scene.store.claim(f"{PREFIX}.1", "test", timeout=LIMIT)
-    direct = scene.journal.begin(claim, PREFIX, is_group=False, at_once=True)
+    direct = scene.journal.begin(claim, PREFIX, at_once=True)
     record(direct, merged=False)
     scene.journal.open(PREFIX, "test", JournalLimits())
-    journaled = scene.journal.begin(claim, PREFIX, is_group=False, at_once=True)
+    journaled = scene.journal.begin(claim, PREFIX, at_once=True)
     journaled.handle.execute(sa.text("INSERT INTO notes VALUES (1)"))
     journaled.write_journal(ENTRIES, 2)
     journaled.commit()

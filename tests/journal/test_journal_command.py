@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+import dualwrite
 from crash.databases import Databases
-from dualwrite import JournalLimits, cli
+from dualwrite import JournalLimits, PoolOptions, cli
 from dualwrite.devcluster import DevCluster
-from dualwrite.outbox.journal_drain import drainer_id
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.transactional_id import drainer_id
 from fixtures import json_pages
+from fixtures.pace import until
 from journal.journal_scene import DrainScene, message
 
 
@@ -53,6 +57,38 @@ def test_a_journal_is_listed_exported_and_drained(at: DrainScene, capsys: pytest
     assert not at.gate.is_open
     assert at.published == [message(1), message(2)]
     assert run(at, capsys, "journal", "export", "--prefix", at.prefix) == ""
+
+
+def test_a_journal_that_can_not_be_drained_is_told_as_such(
+    at: DrainScene, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    at.write(1)
+    caplog.set_level(logging.DEBUG, "dualwrite")
+    change(at, "CREATE TRIGGER keeps BEFORE DELETE ON dualwrite_journal BEGIN SELECT RAISE(ABORT, 'rows are kept'); END")
+    options = PoolOptions(when_kafka_is_down="journal")
+    with dualwrite.create_pool(at.store, kafka=at.scene.bootstrap, prefix=at.prefix, options=options) as pool:
+        until(lambda: at.gate.failure is not None, "the failure is stored")
+        for command in (["status"], ["journal", "list"], ["doctor"], ["stuck", "--kafka", at.scene.bootstrap]):
+            told = " ".join(run(at, capsys, *command, code=None).split())
+            assert "can't be published" in told, command
+            assert "rows are kept" in told, command
+        (state,) = json.loads(run(at, capsys, "status", "--json", code=3))["journals"]
+        assert state["waits_for"] == "failure"
+        assert "rows are kept" in state["failure"]
+        assert state["next_command"].startswith(f"dualwrite journal drain --prefix {at.prefix}")
+        assert pool.check().is_ready  # units go on: they are written into the journal
+        until(lambda: bool(told_by(caplog, "DEBUG")), "it was tried again")
+        (warning,) = told_by(caplog, "WARNING")
+        assert (warning.exc_info, "\n" in warning.getMessage()) == (None, False)
+        change(at, "DROP TRIGGER keeps")
+        until(lambda: not at.gate.is_open, "the journal's gate closed")
+        assert at.gate.failure is None
+    assert at.published == [message(1)]
+
+
+def told_by(caplog: pytest.LogCaptureFixture, level: str) -> list[logging.LogRecord]:
+    """The records that say that the journal can't be emptied."""
+    return [each for each in caplog.records if each.levelname == level and "can't be emptied" in each.getMessage()]
 
 
 def test_a_prefix_without_a_journal_is_refused(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,6 +186,33 @@ def test_the_limits_of_the_process_that_opened_the_gate_are_shown(at: DrainScene
         "other": {"messages": 2, "bytes": 3, "age_ms": 500},
         at.prefix: {"messages": default.entries, "bytes": default.size, "age_ms": default.age * 1000},
     }
+
+
+@pytest.mark.slow
+def test_a_journal_is_published_on_the_cluster_of_its_prefix_only(
+    at: DrainScene, other_broker: DevCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By hand: its entries, and its dead letters. The drainer's ids are new."""
+    elsewhere = replace(at.scene, bootstrap=other_broker.bootstrap_servers)
+    there, here = ("--kafka", elsewhere.bootstrap), ("--kafka", at.scene.bootstrap)
+    with replace(at.scene, transactional_id=f"{at.prefix}.1").connect(at.store):
+        pass
+    at.write(1)
+    change(at, f"UPDATE dualwrite_journal SET topic = 'no topic!' WHERE prefix = '{at.prefix}'")
+    at.write(2)
+    drain = ("journal", "drain", "--prefix", at.prefix)
+    assert f": {at.prefix}.1. Nothing was changed" in run(at, capsys, *drain, *there, code=1)
+    assert (at.gate.is_open, at.gate.entries, elsewhere.messages()) == (True, 2, [])
+    row = at.store.read(f"{at.prefix}.1")
+    assert row is not None
+    assert f"It is published only on Kafka cluster {row.cluster_id}." in run(at, capsys, "stuck", *there, code=None)
+    run(at, capsys, *drain, *here)
+    change(at, f"UPDATE dualwrite_dead_letter SET source_row = replace(source_row, 'no topic!', '{at.scene.topic}')")
+    replay = ("journal", "replay", "--prefix", at.prefix, "--all")
+    assert "on cluster" in run(at, capsys, *replay, *there, code=1)
+    assert (at.published, elsewhere.messages()) == ([message(2)], [])
+    assert "Published 1 dead letter" in run(at, capsys, *replay, *here)
+    assert at.published == [message(2), message(1)]
 
 
 def test_messages_that_kafka_has_refused_are_listed_replayed_and_dropped(

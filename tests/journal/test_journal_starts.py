@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 import dualwrite
 from crash.cases import OPENING_POINTS, RECOVERY_POINTS, WRITER_POINTS, crash_writer
@@ -26,11 +24,9 @@ from dualwrite import (
     InvalidTransactionalIdError,
     LostTransactionError,
     Phase,
-    PoolOptions,
     StoreCommitUnknownError,
     Timeouts,
     Transaction,
-    aio,
 )
 from dualwrite.devcluster import DevCluster
 from dualwrite.state import PreparedTxnState
@@ -38,6 +34,7 @@ from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.journal import GateStatus
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import read_values
+from fixtures.broker_door import BrokerBehindDoor
 from fixtures.logins import login_as
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
@@ -94,47 +91,25 @@ def until_writer_closed(scene: Scene) -> None:
     ),
     indirect=["producer"],
 )
-def test_a_pool_starts_while_the_broker_is_down(scene: Scene, own_broker: DevCluster, two_phase: bool | None) -> None:
-    own_broker.kill(1)
+def test_a_pool_starts_while_the_broker_is_down(scene: Scene, own_broker: BrokerBehindDoor, two_phase: bool | None) -> None:
+    own_broker.kill()
     with journal_pool(scene, two_phase=two_phase, timeouts=PATIENT) as pool:
         for number in range(10):
             pool.run(both, scene, number)
-        own_broker.start(1, timeout=LIMIT)
+        own_broker.start()
         until_closed(pool, scene)
         for number in range(10, 15):
             pool.run(both, scene, number)
     assert_in_order(scene, range(15))
 
 
-def test_a_pool_of_coroutines_starts_as_well(scene: Scene, own_broker: DevCluster) -> None:
-    async def unit(tx: aio.AsyncTransaction, number: int) -> str | None:
-        values = {"writer": scene.transactional_id, "number": number}
-        await tx.db.execute(sa.text("INSERT INTO events VALUES (:writer, :number)"), values)
-        tx.send(scene.topic, str(number))
-        return None
-
-    async def main() -> None:
-        options = PoolOptions(timeout=LIMIT, when_kafka_is_down="journal")
-        where = {"kafka": scene.settings, "prefix": scene.transactional_id}
-        async with await aio.create_pool(scene.events.database, options=options, timeouts=PATIENT, **where) as pool:
-            for number in range(3):
-                await pool.run(unit, number)
-            own_broker.start(1, timeout=LIMIT)
-            await asyncio.to_thread(until_writer_closed, scene)
-            await pool.run(unit, 3)
-
-    own_broker.kill(1)
-    asyncio.run(main())
-    assert_in_order(scene, range(4))
-
-
 def test_a_pool_warns_once_and_recovers_ids_of_dead_processes_later(
-    scene: Scene, own_broker: DevCluster, caplog: pytest.LogCaptureFixture
+    scene: Scene, own_broker: BrokerBehindDoor, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Meanwhile it is maintained: a writer whose id somebody else has claimed is replaced."""
     left = Scene(scene.events, scene.bootstrap, f"{scene.transactional_id}.7")
     left.write(1, 1, "after_db_commit=kill").killed()
-    own_broker.kill(1)
+    own_broker.kill()
     caplog.set_level(logging.WARNING, "dualwrite.recipe")
     with journal_pool(scene, pool_options={"lease": 0.5}, timeouts=PATIENT) as pool:
         for number in range(3):
@@ -145,7 +120,7 @@ def test_a_pool_warns_once_and_recovers_ids_of_dead_processes_later(
         until(lambda: pool.run(lambda _: True) and taken not in pool.transactional_ids and pool.size == 4, "another writer")
         pool.run(both, scene, 3)
         warned = Counter(str(record.msg) for record in caplog.get_records("call"))
-        own_broker.start(1, timeout=LIMIT)
+        own_broker.start()
         until_closed(pool, scene)
         until(lambda: left.unfinished() == [], "the dead process's transaction recovered")
     assert set(warned.values()) == {1}, warned
@@ -157,12 +132,12 @@ def test_a_pool_warns_once_and_recovers_ids_of_dead_processes_later(
 
 
 @pytest.mark.parametrize("database", DATABASES)
-def test_a_writer_goes_on_while_the_broker_is_down(scene: Scene, own_broker: DevCluster) -> None:
+def test_a_writer_goes_on_while_the_broker_is_down(scene: Scene, own_broker: BrokerBehindDoor) -> None:
     with journal_writer(scene) as writer:
         assert write(writer, scene, 1) == ["published"]
-        own_broker.kill(1)
+        own_broker.kill()
         assert write(writer, scene, 2, 3) == ["journaled", "journaled"]
-        own_broker.start(1, timeout=LIMIT)
+        own_broker.start()
         until_writer_closed(scene)
         assert write(writer, scene, 4) == ["published"]
     assert_in_order(scene, range(1, 5))
@@ -173,35 +148,37 @@ def test_a_writer_goes_on_while_the_broker_is_down(scene: Scene, own_broker: Dev
     thinned([*product(DATABASES, ["native"]), ("postgresql", "librdkafka")], kept=list(product(DATABASES, ["native"]))),
     indirect=["producer"],
 )
-def test_a_writer_starts_and_finds_what_the_one_before_has_left(scene: Scene, own_broker: DevCluster) -> None:
+def test_a_writer_starts_and_finds_what_the_one_before_has_left(scene: Scene, own_broker: BrokerBehindDoor) -> None:
     """The transaction that the killed writer had committed in the database only comes first."""
     crash_writer(scene, "after_db_commit")
-    own_broker.kill(1)
+    own_broker.kill()
     with journal_writer(scene, timeouts=PATIENT) as writer:
         assert writer.phase is Phase.NEEDS_RECOVERY
         assert list(writer.recovery_report) == []
         assert write(writer, scene, 3, 4) == ["journaled", "journaled"]
-        own_broker.start(1, timeout=LIMIT)
+        own_broker.start()
         until_writer_closed(scene)
         assert write(writer, scene, 5) == ["published"]
     assert_in_order(scene, range(1, 6))
     assert scene.unfinished() == []
 
 
-def test_lanes_that_the_new_writer_does_not_use_are_recovered(scene: Scene, own_broker: DevCluster) -> None:
+def test_lanes_that_the_new_writer_does_not_use_are_recovered(scene: Scene, own_broker: BrokerBehindDoor) -> None:
     """What the writer before had in doubt was on its second lane."""
     crash_writer(scene, "after_db_commit")
-    own_broker.kill(1)
+    own_broker.kill()
     with journal_writer(scene, lanes=1) as writer:
-        own_broker.start(1, timeout=LIMIT)
+        own_broker.start()
         until_writer_closed(scene)
         assert write(writer, scene, 3) == ["published"]
         assert scene.unfinished() == []
     assert_in_order(scene, [1, 2, 3])
 
 
-def test_a_claim_without_an_answer_is_repeated(scene: Scene, own_broker: DevCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    own_broker.kill(1)
+def test_a_claim_without_an_answer_is_repeated(
+    scene: Scene, own_broker: BrokerBehindDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_broker.kill()
     with journal_writer(scene) as writer:
         real = SqlStateStore.claim_lanes
 
@@ -214,14 +191,14 @@ def test_a_claim_without_an_answer_is_repeated(scene: Scene, own_broker: DevClus
         with pytest.raises(StoreCommitUnknownError):
             writer.reopen()
         assert write(writer, scene, 1) == ["journaled"]
-        own_broker.start(1, timeout=LIMIT)
+        own_broker.start()
         until_writer_closed(scene)
         assert write(writer, scene, 2) == ["published"]
     assert_in_order(scene, [1, 2])
 
 
-def test_of_two_writers_that_start_the_later_one_goes_on(scene: Scene, own_broker: DevCluster) -> None:
-    own_broker.kill(1)
+def test_of_two_writers_that_start_the_later_one_goes_on(scene: Scene, own_broker: BrokerBehindDoor) -> None:
+    own_broker.kill()
     with journal_writer(scene, lanes=3) as first, journal_writer(scene, lanes=1) as second:
         for _ in range(3):
             with pytest.raises(FencedError):
@@ -231,20 +208,20 @@ def test_of_two_writers_that_start_the_later_one_goes_on(scene: Scene, own_broke
         assert write(first, scene, 2) == ["journaled"]
         with pytest.raises(FencedError):
             write(second, scene, 9)
-        own_broker.start(1, timeout=LIMIT)
+        own_broker.start()
         until_writer_closed(scene)
         assert write(first, scene, 3) == ["published"]
     assert_in_order(scene, [1, 2, 3])
 
 
-def test_a_writer_that_is_closed_leaves_its_journal_to_the_next(scene: Scene, own_broker: DevCluster) -> None:
+def test_a_writer_that_is_closed_leaves_its_journal_to_the_next(scene: Scene, own_broker: BrokerBehindDoor) -> None:
     """Closing does not try to recover what it can't."""
-    own_broker.kill(1)
+    own_broker.kill()
     with journal_writer(scene, timeouts=PATIENT) as writer:
         write(writer, scene, 1)
         claimed = scene.row().fence
     assert scene.row().fence == claimed
-    own_broker.start(1, timeout=LIMIT)
+    own_broker.start()
     with journal_writer(scene) as writer:
         until_writer_closed(scene)
         write(writer, scene, 2)
@@ -262,15 +239,15 @@ def test_wrong_credentials_are_no_outage(scene: Scene, strict_broker: DevCluster
 
 
 def test_a_journal_is_not_drained_into_another_cluster(
-    scene: Scene, broker: DevCluster, own_broker: DevCluster, caplog: pytest.LogCaptureFixture
+    scene: Scene, other_broker: DevCluster, own_broker: BrokerBehindDoor, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rows of the id name a cluster, which could not be compared when the writer started."""
-    replace(scene, bootstrap=broker.bootstrap_servers).write_here(1)
-    own_broker.kill(1)
+    replace(scene, bootstrap=other_broker.bootstrap_servers).write_here(1)
+    own_broker.kill()
     writer = journal_writer(scene)
     write(writer, scene, 2)
-    own_broker.start(1, timeout=LIMIT)
-    until(lambda: "the id is in use on cluster" in caplog.text or not gate(scene).is_open, "draining refused")
+    own_broker.start()
+    until(lambda: "are in use on cluster" in caplog.text or not gate(scene).is_open, "draining refused")
     assert write(writer, scene, 3) == ["journaled"]
     with pytest.raises(InDoubtTransactionError, match="the id is in use on cluster"):
         writer.close()
@@ -278,26 +255,26 @@ def test_a_journal_is_not_drained_into_another_cluster(
     assert read_values(own_broker.bootstrap_servers, scene.topic) == []
 
 
-def test_what_the_cluster_does_not_offer_is_found_when_it_answers(scene: Scene, own_broker: DevCluster) -> None:
-    own_broker.kill(1)
+def test_what_the_cluster_does_not_offer_is_found_when_it_answers(scene: Scene, own_broker: BrokerBehindDoor) -> None:
+    own_broker.kill()
     with journal_writer(scene, acknowledge="decided", two_phase=False) as writer:
         write(writer, scene, 1)
-        own_broker.start(1, timeout=LIMIT)
+        own_broker.start()
         until_writer_closed(scene)
         with pytest.raises(ConfigurationError, match="requires two-phase commit"):
             write(writer, scene, 2)
     assert_in_order(scene, [1])
 
 
-def test_lost_transactions_are_found_when_the_cluster_answers(scene: Scene, own_broker: DevCluster) -> None:
-    own_broker.kill(1)
+def test_lost_transactions_are_found_when_the_cluster_answers(scene: Scene, own_broker: BrokerBehindDoor) -> None:
+    own_broker.kill()
     with journal_writer(scene, on_lost="raise") as writer:
         claim = writer.store.read(scene.transactional_id)
         assert claim is not None
         lost = LostTransaction(LostKind.LOST, PreparedTxnState(1, 1), 1, datetime.now(UTC))
         writer.store.record_resolution(claim.claim, Resolution(lost=lost))
         write(writer, scene, 1)
-        own_broker.start(1, timeout=LIMIT)
+        own_broker.start()
         until_writer_closed(scene)
         for _ in range(2):
             with pytest.raises(LostTransactionError):
@@ -337,19 +314,21 @@ KEPT = ["journal_after_open", "recover_after_claim", "journal_after_entries", "a
         ],
     ),
 )
-def test_a_writer_that_has_started_dies_and_the_next_one_goes_on(scene: Scene, own_broker: DevCluster, point: str) -> None:
+def test_a_writer_that_has_started_dies_and_the_next_one_goes_on(
+    scene: Scene, own_broker: BrokerBehindDoor, point: str
+) -> None:
     """One transaction is in doubt at Kafka from the beginning."""
     crash_writer(scene, "after_db_commit")
-    own_broker.kill(1)
+    own_broker.kill()
     dying = start_worker(scene, 2, f"{point}=kill")
     if point not in REACHED_WITHOUT_KAFKA:
         dying.wait_for("done 4")
-        own_broker.start(1, timeout=LIMIT)
+        own_broker.start()
     dying.killed()
     following = start_worker(scene, 2)
     if point in REACHED_WITHOUT_KAFKA:
         following.wait_for("done")
-        own_broker.start(1, timeout=LIMIT)
+        own_broker.start()
     following.tell("stop")
     assert following.end() == 0, following.errors[-3000:]
     with journal_writer(scene) as writer:

@@ -34,7 +34,7 @@ def coordinator(broker: DevCluster) -> Iterator[WireTransactionCoordinator]:
     made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def coordinator_v4(broker_v4: DevCluster) -> Iterator[WireTransactionCoordinator]:
     made = WireTransactionCoordinator(KafkaConfig.of(broker_v4.bootstrap_servers), timeout=LIMIT)
     yield made

@@ -155,12 +155,14 @@ def test_repairs(scene: Transactions, reader: TransactionAdmin, grant: Grant, to
     until(lambda: reader.find_hanging(topic=hanging, max_transaction_timeout=0).hanging, "the ACLs are known to the broker")
     examined = reader.examine(hanging, 0)
     assert examined is not None
-    with pytest.raises(BrokerAuthorizationError, match=r"WriteTxnMarkers.*grant the principal ClusterAction on the cluster"):
+    with pytest.raises(
+        BrokerAuthorizationError, match=r"(?s)WriteTxnMarkers.*grant the principal ClusterAction on the cluster"
+    ):
         reader.abort(examined, force=True)
     assert reader.examine(hanging, 0) == examined
     seen = next(reader.describe([name])).description
     assert seen is not None
-    with pytest.raises(BrokerAuthorizationError, match=r"EndTxn.*grant the principal Write"):
+    with pytest.raises(BrokerAuthorizationError, match=r"(?s)EndTxn.*grant the principal Write"):
         reader.force_terminate(name, producer_id=seen.producer_id, epoch=seen.epoch)
     assert next(reader.describe([name])).description == seen
     grant(Operation.ALTER, Resource.CLUSTER, "kafka-cluster")

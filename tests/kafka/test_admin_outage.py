@@ -88,7 +88,7 @@ def test_a_broker_without_a_replica(three: DevCluster) -> None:
     with TransactionAdmin(three.bootstrap_servers, timeout=LIMIT) as admin:
         (end,) = until(lambda: [one for one in admin.ends(["single"]) if one.problem is None], "the topic has a leader")
         other = next(node for node in (1, 2, 3) if node != end.broker)
-        message = rf"Broker {other} has no replica of topic 'single'.*brokers {end.broker},"
+        message = rf"(?s)Broker {other} has no replica of topic 'single'.*brokers {end.broker},"
         with pytest.raises(ConfigurationError, match=message):
             admin.describe_producers("single", broker=other)
         with pytest.raises(ConfigurationError, match=message):

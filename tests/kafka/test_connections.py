@@ -23,8 +23,9 @@ from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster, Security
 from dualwrite.errors import UsageError
 from dualwrite.kafka.client import broker_connection
-from dualwrite.kafka.client.broker_connection import ConnectionLostError, Opening, open_socket
+from dualwrite.kafka.client.broker_connection import ConnectionLostError, open_socket
 from dualwrite.kafka.client.config import Address, KafkaConfig
+from dualwrite.kafka.client.connecting import ConnectionAttempt
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native import retry_policy
 from dualwrite.kafka.native.native_producer import NativeProducer
@@ -268,7 +269,7 @@ def test_a_connection_whose_opening_fails_in_its_last_step_is_closed() -> None:
     With a broker that was paused, 312 of 2,400 connections were left open until the garbage collection.
     """
     with WireServer(versions={MetadataRequest: (99, 99)}) as server:
-        opening = Opening(Address("127.0.0.1", server.port), KafkaConfig.of(server.bootstrap_servers))
+        opening = ConnectionAttempt(Address("127.0.0.1", server.port), KafkaConfig.of(server.bootstrap_servers))
         until(lambda: opening.wait(0.1))
         assert isinstance(opening.error, ConnectionLostError)
         assert "does not support MetadataRequest" in str(opening.error)

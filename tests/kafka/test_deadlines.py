@@ -30,15 +30,15 @@ from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, DeliveryError
 from dualwrite.kafka.base import ProducerFactory
-from dualwrite.kafka.client.broker_connection import Opening
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.connecting import ConnectionAttempt
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect import probe
 from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
 from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.kafka.native.sender import Sender
 from dualwrite.migration import upgrade
-from dualwrite.recipe.ownership import Ownership
+from dualwrite.recipe.ownership import Ownership, Parties
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.recovery.resolve import resolve_id
 from dualwrite.settings import Timeouts
@@ -112,7 +112,7 @@ def kept(seconds: float = LIMIT) -> Iterator[None]:
         patch.setattr(socket.socket, "settimeout", recorded(socket.socket.settimeout))
         patch.setattr(selectors.DefaultSelector, "select", recorded(selectors.DefaultSelector.select))
         patch.setattr(time, "sleep", recorded(time.sleep))
-        patch.setattr(Opening, "wait", recorded(Opening.wait))
+        patch.setattr(ConnectionAttempt, "wait", recorded(ConnectionAttempt.wait))
         yield
     assert ends
     assert max(ends) == ends[0], f"a deadline ended {max(ends) - ends[0]:.1f} s after the call's"
@@ -308,7 +308,7 @@ def test_taking_over_keeps_to_its_limit_if_the_longest_timeout_is_unknown(
         make = NativeProducer if kind is ProducerKind.NATIVE else LibrdkafkaProducer
         factory = ProducerFactory(kind, lambda kafka_id: make(config, kafka_id, coordinator))
         store.acquire_generation(store.claim("orders", "test", timeout=PATIENCE), kind)
-        own = Ownership(store, coordinator, factory, transactional_id="orders", timeouts=Timeouts(kafka=LIMIT))
+        own = Ownership(Parties(store, coordinator, factory, Timeouts(kafka=LIMIT)), "orders")
         own.adopt(store.claim("orders", "test", timeout=PATIENCE))
         with kept(), pytest.raises(BrokerUnavailableError, match=r"within 0\.2 s"):
             own.start()

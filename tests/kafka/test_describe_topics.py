@@ -9,8 +9,7 @@ import pytest
 from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis import Severity
 from dualwrite.diagnosis.kafka_findings import judge_topic
-from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, TopicFacts, describe_topics
-from dualwrite.kafka.retention import Retention
+from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, Retention, TopicFacts, describe_topics
 from fixtures.broker import make_topic, started
 from fixtures.pace import LIMIT, until
 

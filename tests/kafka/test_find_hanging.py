@@ -165,14 +165,6 @@ def test_the_search_can_be_narrowed(scene: Scene, admin: TransactionAdmin) -> No
         admin.find_hanging(partitions=[0])
 
 
-def test_what_cannot_be_searched_is_reported(admin: TransactionAdmin, new_name: NewName) -> None:
-    name = new_name("missing")
-    search = admin.find_hanging(topic=name)
-    assert not search.complete
-    (missing,) = search.unreadable
-    assert (missing.topic, type(missing.problem)) == (name, UnknownTopicError)
-
-
 # --- describe-producers ----------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from dualwrite.errors import BrokerUnavailableError, MessagesChangedError
 from dualwrite.kafka.client import log_reader
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.client.log_fetch import LogNotReadableError
+from dualwrite.kafka.client.log_reader import LogNotReadableError
 from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
 from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.state import Delivery, FoundPlace, PreparedTxnState, TransactionStatus
@@ -26,6 +26,7 @@ from fixtures.acls import Operation, Resource
 from fixtures.broker import make_topic, started, wait_for_markers
 from fixtures.logins import login_as
 from fixtures.pace import LIMIT, until
+from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +136,9 @@ def test_a_missing_acl_is_named(kind: Kind, guarded: DevCluster, new_name: NewNa
         until(lambda: reader.find_messages(state, delivery).is_complete, "the ACL is known to the broker")
 
 
-@both
+@pytest.mark.parametrize(
+    "kind", thinned([NativeProducer, LibrdkafkaProducer], kept=[NativeProducer]), ids=["native", "librdkafka"]
+)
 def test_a_leader_that_moves_while_messages_are_read(kind: Kind, three_brokers: DevCluster, new_name: NewName) -> None:
     topic = new_name("topic")
     make_topic(three_brokers, topic, 3, min_insync_replicas="1")
@@ -150,10 +153,11 @@ def test_a_leader_that_moves_while_messages_are_read(kind: Kind, three_brokers: 
         assert found.is_complete
         reading = coordinator.read_messages(state, found)
         read = [next(reading).value]
-        for node in (1, 2):  # the leaders of two partitions at least
-            three_brokers.kill(node)
-            read += [next(reading).value for _ in range(25)]
-            three_brokers.start(node, timeout=LIMIT)
+        listed = Producer({"bootstrap.servers": three_brokers.bootstrap_servers}).list_topics(topic, timeout=LIMIT)
+        leader = listed.topics[topic].partitions[0].leader  # most of this partition is still to be fetched
+        three_brokers.kill(leader)
+        read += [next(reading).value for _ in range(25)]
+        three_brokers.start(leader, timeout=LIMIT)
         read += [message.value for message in reading]
         assert read == in_turn(values)
 
@@ -198,7 +202,6 @@ def test_compaction_that_has_removed_messages_is_noticed(new_name: NewName) -> N
         make_topic(cluster, topic, 3, **settings)
         with prepared(NativeProducer, cluster, topic, VALUES) as (producer, state, delivery):
             producer.abort_transaction(timeout=LIMIT)
-            assert coordinator.find_messages(state, delivery).is_complete
 
             def compacted() -> bool:
                 with prepared(NativeProducer, cluster, topic, VALUES) as (other, *_):  # closes the segment
@@ -208,13 +211,15 @@ def test_compaction_that_has_removed_messages_is_noticed(new_name: NewName) -> N
             until(compacted, "the cleaner", pause=0.5)
             found = coordinator.find_messages(state, delivery)
             assert found.places == ()
-            assert all(each.startswith("compaction has removed the messages of") for each in found.missing)
+            # The cleaner keeps a producer's last batch, emptied, while it believes that the producer may go on.
+            removed = ("compaction has removed the messages of", "compaction has removed 10 of 10 messages of")
+            assert all(each.startswith(removed) for each in found.missing), found.missing
 
 
 def test_a_large_transaction_is_streamed(broker: DevCluster, new_name: NewName) -> None:
     topic = new_name("topic")
     make_topic(broker, topic, 3)
-    values = [b"%0200d" % number for number in range(200_000)]
+    values = [b"%0800d" % number for number in range(50_000)]
     with prepared(NativeProducer, broker, topic, values) as (producer, state, delivery), coordinator_of(broker) as coordinator:
         producer.abort_transaction(timeout=LIMIT)
         tracemalloc.start()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +15,12 @@ from producer_cases import NATIVE
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.kafka.base import GroupMetadata, TransactionalProducer
+from dualwrite.kafka.client import log_reader
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
 from dualwrite.kafka.native.native_producer import NativeProducer
+from dualwrite.observability import outages
 from dualwrite.state import ConsumedOffset, Delivery, Fate, FoundMessages, GroupOffsets, Place, PreparedTxnState
 from fixtures.broker import make_topic, wait_for_markers
 from fixtures.pace import LIMIT
@@ -160,3 +164,17 @@ def test_deleted_records_are_reported_as_gone(
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     admin.delete_records([TopicPartition(topic, 1, 3)])[TopicPartition(topic, 1)].result(20)
     assert coordinator.fate(state, place) is Fate.GONE
+
+
+@pytest.mark.slow
+def test_a_topic_that_is_gone_is_no_outage(
+    broker: DevCluster, new_name: NewName, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka answers, again and again, that it knows no such partition."""
+    monkeypatch.setattr(log_reader, "_CERTAIN", 4 * outages.SLOW)
+    with (
+        caplog.at_level(logging.WARNING, "dualwrite.outages"),
+        closing(WireTransactionCoordinator(KafkaConfig.of(broker.bootstrap_servers), timeout=LIMIT)) as coordinator,
+    ):
+        assert coordinator.fate(PreparedTxnState(1, 1), Place(new_name("gone"), 0, 0, 1)) is Fate.GONE
+    assert [record.getMessage() for record in caplog.records if "does not answer" in record.getMessage()] == []

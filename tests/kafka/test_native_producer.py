@@ -1,4 +1,4 @@
-"""Tests specific to NativeProducer: taking over ids, epochs, KIP-939, settings. For the rest see test_producer_conformance."""
+"""Tests specific to NativeProducer: taking over ids, epochs, KIP-939, settings. For the rest see producer_suite."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import (
     BrokerError,
     ConfigurationError,
+    DeliveryError,
     InvalidTransactionalIdError,
     InvalidTransitionError,
     ProducerFencedError,
@@ -302,7 +303,7 @@ def test_an_invalid_id_is_refused(kafka_id: Any) -> None:
 
 
 def test_a_transaction_timeout_and_two_phase_commit_exclude_each_other(new_native: NewProducer) -> None:
-    with pytest.raises(ConfigurationError, match=r"transaction\.timeout\.ms.*KIP-939"):
+    with pytest.raises(ConfigurationError, match=r"(?s)transaction\.timeout\.ms.*KIP-939"):
         new_native(two_phase=True, transaction_timeout_ms=5_000)
 
 
@@ -321,7 +322,7 @@ def test_a_broker_without_transaction_version_2_is_refused(broker_v4: DevCluster
         lambda p: p.create(timeout=LIMIT),
         lambda p: p.init_transactions(keep_prepared_txn=True, timeout=LIMIT),
     ):
-        with pytest.raises(ConfigurationError, match=r"transaction\.version.*librdkafka"):
+        with pytest.raises(ConfigurationError, match=r"(?s)transaction\.version.*librdkafka"):
             take(producer)
     producer.close()
 
@@ -375,6 +376,31 @@ def test_any_setting_sends_everything_in_order(
 
 
 @pytest.mark.slow
+def test_a_partition_that_the_newest_answer_does_not_have_is_not_waited_for(
+    broker: DevCluster, new_native: NewProducer, new_name: NewName
+) -> None:
+    """A topic was made anew with fewer partitions: the next transaction spreads keys over those that it has."""
+    topic, producer = new_name("topic"), ready(new_native())
+    make_topic(broker, topic, 3)
+    producer.begin_transaction()
+    producer.send(topic, b"before", partition=2)
+    producer.commit_transaction(timeout=LIMIT)
+    admin = admin_client({"bootstrap.servers": broker.bootstrap_servers}, LIMIT)
+    admin.delete_topics([topic], operation_timeout=LIMIT)[topic].result()
+    make_topic(broker, topic, 1)
+    producer.begin_transaction()
+    producer.send(topic, b"v", partition=2)
+    with pytest.raises(DeliveryError, match="no partition 2 any more; it has 1 partitions"):
+        producer.prepare_transaction(timeout=LIMIT)
+    producer.abort_transaction(timeout=LIMIT)
+    producer.begin_transaction()
+    for key in range(30):
+        producer.send(topic, b"after", key=b"%d" % key)
+    producer.commit_transaction(timeout=LIMIT)
+    assert read_values(broker.bootstrap_servers, topic) == [b"after"] * 30
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["send", "send_many", "keyed"])
 def test_a_partition_that_is_added_during_a_transaction_is_accepted_by_the_next_one(
     broker: DevCluster, new_native: NewProducer, new_name: NewName, how: str
@@ -382,7 +408,7 @@ def test_a_partition_that_is_added_during_a_transaction_is_accepted_by_the_next_
     """Within a transaction the number of partitions does not change, so that a key always means the same partition."""
     topic, producer = new_name("topic"), ready(new_native())
     make_topic(broker, topic)
-    admin = admin_client({"bootstrap.servers": broker.bootstrap_servers})
+    admin = admin_client({"bootstrap.servers": broker.bootstrap_servers}, LIMIT)
 
     def add(partition: int) -> None:
         if how == "send":

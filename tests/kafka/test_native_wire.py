@@ -19,8 +19,8 @@ from dualwrite.errors import (
     ProducerFencedError,
     UnknownTransactionStateError,
 )
-from dualwrite.kafka.client.broker_connection import Opening
 from dualwrite.kafka.client.config import Address, KafkaConfig
+from dualwrite.kafka.client.connecting import ConnectionAttempt
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.native import retry_policy
 from dualwrite.kafka.native.native_producer import NativeProducer, ProducerState
@@ -160,7 +160,7 @@ def test_an_unknown_transaction_state_is_an_error_with_a_next_step() -> None:
     with WireServer(handlers) as server:
         coordinator = WireTransactionCoordinator(KafkaConfig.of(server.bootstrap_servers), timeout=LIMIT)
         for ask in (lambda: coordinator.describe("orders"), coordinator.list_transactions):
-            with pytest.raises(UnknownTransactionStateError, match=r"Hibernating.*'orders'.*upgrade dualwrite") as caught:
+            with pytest.raises(UnknownTransactionStateError, match=r"(?s)Hibernating.*'orders'.*upgrade dualwrite") as caught:
                 ask()
             assert (caught.value.state, caught.value.retriable) == ("Hibernating", False)
         coordinator.close()
@@ -248,7 +248,7 @@ def test_a_wait_sleeps_although_nobody_asks_for_a_connection_that_could_not_be_o
         producer = on_server(server, **{"retry.backoff.ms": 100})
         server._handlers[MetadataRequest] = lambda request: one_topic(request, server, leader=NOBODY)
         producer.init_transactions(timeout=LIMIT)
-        failed = Opening(Address("127.0.0.1", free_port), producer._network.config)
+        failed = ConnectionAttempt(Address("127.0.0.1", free_port), producer._network.config)
         producer._network._openings[Address("127.0.0.1", free_port)] = failed
         assert failed.wait(LIMIT)
         producer.begin_transaction()

@@ -16,6 +16,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from kafka.protocol.producer import InitProducerIdRequest
 
 import dualwrite
+from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
 from dualwrite.diagnosis.examination import two_phase_by_broker
 from dualwrite.errors import (
@@ -25,9 +26,10 @@ from dualwrite.errors import (
 )
 from dualwrite.kafka import PROBE_ID, BrokerCapabilities, TwoPhaseObstacle, choose, probe
 from dualwrite.kafka.client import messages_generated
+from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.kafka.inspect import TWO_PHASE_SETTING, InspectionClient
+from dualwrite.kafka.inspect import TWO_PHASE_SETTING, to_coordinator
 from dualwrite.kafka.native.native_producer import NativeProducer, ProducerState
 from dualwrite.recovery.report import Outcome
 from dualwrite.settings import ProducerName, Settings, Timeouts
@@ -123,8 +125,8 @@ def test_the_probe_finds_what_a_producer_gets(
     asked = messages_generated.InitProducerIdRequest(
         version=6, transactional_id=name, transaction_timeout_ms=1, enable2_pc=True
     )
-    with InspectionClient(KafkaConfig.of(servers), timeout=LIMIT) as client:
-        answer = client.to_coordinator(name, lambda coordinator, deadline: coordinator.call(asked, deadline))
+    with closing(Network(KafkaConfig.of(servers))) as network:
+        answer = to_coordinator(network, name, lambda coordinator, limit: coordinator.call(asked, limit), Deadline(LIMIT))
     assert answer.error_code == code
     assert probe(servers).two_phase is (code == 0)
 
@@ -181,6 +183,7 @@ def test_a_broker_before_4_0(new_coordinator: Coordinators) -> None:
         transaction_max_timeout_ms=900_000,
         metadata_version=21,
         metadata_level=21,
+        checks_markers=False,
     )
     assert not found.native
 
@@ -211,7 +214,7 @@ def test_each_missing_acl_is_distinguished(guarded: DevCluster, new_coordinator:
     def grant_orders(operation: Operation) -> None:
         grant(guarded, "writer", operation, Resource.TRANSACTIONAL_ID, "orders", Names.PREFIXED)
 
-    with pytest.raises(BrokerAuthorizationError, match="grant the principal Write and Describe") as caught:
+    with pytest.raises(BrokerAuthorizationError, match="grant the principal Write on this") as caught:
         probe(settings, transactional_id=name)
     assert caught.value.transactional_id == name
 

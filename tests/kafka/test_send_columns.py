@@ -10,7 +10,6 @@ import pytest
 
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import InvalidMessageError, InvalidTransitionError, MessageTooLargeError, UnknownTopicError
-from dualwrite.kafka.base import ColumnProducer
 from dualwrite.kafka.native import accumulator
 from dualwrite.kafka.native.arrow_records import RecordColumns
 from dualwrite.kafka.native.native_producer import NativeProducer
@@ -29,7 +28,7 @@ PARTITIONS = 3
 @pytest.fixture
 def topic(broker: DevCluster, new_name: NewName) -> str:
     name = new_name("topic")
-    make_topic(broker, name, PARTITIONS)
+    make_topic(broker, name, PARTITIONS, retention_ms="-1")  # a test sends messages of 1970
     return name
 
 
@@ -78,7 +77,6 @@ def test_keyed_messages_go_to_the_partitions_of_send(
 ) -> None:
     one_by_one, producer = new_name("topic"), begun(new_native(**settings))
     make_topic(broker, one_by_one, PARTITIONS)
-    assert isinstance(producer, ColumnProducer)
     for key, value in zip(KEYS, VALUES, strict=True):
         producer.send(one_by_one, value, key=key)
     producer.send(topic, "before", key="key 1")
@@ -183,7 +181,8 @@ def test_the_first_call_may_be_small(
 ) -> None:
     monkeypatch.setattr(accumulator, "WORTHWHILE_BYTES", 0)
     producer = begun(new_native())
-    for value in (b"1", b"2", b"3"):
-        producer.send_columns(topic, pa.array([value]), partition=2)
+    for time, value in enumerate((b"1", b"2", b"3")):
+        producer.send_many(topic, pa.array([value]), partition=2, timestamp=time)
     producer.commit_transaction(timeout=LIMIT)
     assert by_partition(broker, topic)[2] == [(None, b"1"), (None, b"2"), (None, b"3")]
+    assert [message.timestamp()[1] for message in read_topic(broker.bootstrap_servers, topic)] == [0, 1, 2]

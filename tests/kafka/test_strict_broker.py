@@ -19,13 +19,13 @@ from kafka.protocol.sasl import (
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import BrokerAuthorizationError, BrokerError, ConfigurationError, UnknownTopicError
+from dualwrite.errors import BrokerAuthorizationError, BrokerError, ConfigurationError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.librdkafka_producer import LibrdkafkaProducer
 from dualwrite.migration import upgrade
 from dualwrite.stores.sql import SqlStateStore
-from fixtures.broker import make_topic, read_topic, read_values
+from fixtures.broker import make_topic, read_values
 from fixtures.logins import LOGIN, LOGINS, settings_for
 from fixtures.pace import LIMIT
 from fixtures.revocation import revocation_list
@@ -81,7 +81,7 @@ def test_a_certificate_of_an_unknown_authority_is_reported_at_once(
     strict_broker: DevCluster, new_coordinator: NewCoordinator
 ) -> None:
     config = KafkaConfig.of({"bootstrap.servers": strict_broker.listeners["SSL"], "security.protocol": "SSL"})
-    with pytest.raises(BrokerAuthorizationError, match=r"not trusted.*ssl\.ca\.location"):
+    with pytest.raises(BrokerAuthorizationError, match=r"(?s)not trusted.*ssl\.ca\.location"):
         new_coordinator(config).describe("x")
 
 
@@ -144,7 +144,9 @@ def test_a_login_at_a_listener_without_sasl_is_an_error_that_names_security_prot
             **LOGIN,
         }
     )
-    with pytest.raises(BrokerAuthorizationError, match=r"listener without SASL.*security\.protocol=PLAINTEXT"):
+    with pytest.raises(
+        BrokerAuthorizationError, match=r"(?s)a listener for security\.protocol=PLAINTEXT.*set security\.protocol=PLAINTEXT"
+    ):
         new_coordinator(config).describe("x")
 
 
@@ -156,7 +158,7 @@ def test_a_mechanism_that_the_broker_does_not_offer_is_an_error_that_names_those
     with WireServer({SaslHandshakeRequest: refused}) as server:
         login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", **LOGIN}
         config = KafkaConfig.of({"bootstrap.servers": server.bootstrap_servers, **login})
-        with pytest.raises(BrokerAuthorizationError, match=r"offers GSSAPI, OAUTHBEARER.*sasl\.mechanism"):
+        with pytest.raises(BrokerAuthorizationError, match=r"(?s)offers GSSAPI, OAUTHBEARER.*sasl\.mechanism"):
             new_coordinator(config).describe("x")
 
 
@@ -171,7 +173,7 @@ def test_a_server_that_does_not_know_the_password_is_no_broker(new_coordinator: 
     with WireServer(handlers) as server:
         login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512", **LOGIN}
         config = KafkaConfig.of({"bootstrap.servers": server.bootstrap_servers, **login})
-        with pytest.raises(BrokerAuthorizationError, match=r"signature is not that of the password.*SASL_SSL"):
+        with pytest.raises(BrokerAuthorizationError, match=r"(?s)signature is not that of the password.*SASL_SSL"):
             new_coordinator(config).describe("x")
         assert {type(request).__name__ for request in server.requests} <= {
             "ApiVersionsRequest",
@@ -187,33 +189,3 @@ def test_the_plain_protocol_at_a_tls_listener_is_an_error_in_time(
     config = KafkaConfig.of({"bootstrap.servers": strict_broker.listeners["SSL"], "socket.connection.setup.timeout.ms": 500})
     with pytest.raises(BrokerError, match=r"security\.protocol"):
         new_coordinator(config, timeout=1).describe("x")
-
-
-@pytest.mark.slow
-def test_an_unknown_topic_is_reported_within_seconds_and_the_transaction_can_be_aborted(
-    strict_broker: DevCluster, new_coordinator: NewCoordinator, new_name: NewName
-) -> None:
-    """librdkafka itself would report it only after 30 s."""
-    config = KafkaConfig.of(strict_broker.bootstrap_servers)
-    coordinator = new_coordinator(config)
-    producer = LibrdkafkaProducer(config, new_name("id"), coordinator)
-    missing, there = new_name("missing"), new_name("there")
-    make_topic(strict_broker, there)
-    try:
-        producer.init_transactions(timeout=LIMIT)
-        producer.begin_transaction()
-        producer.send(there, b"lost")
-        with pytest.raises(UnknownTopicError, match=missing) as caught:
-            producer.send(missing, b"v")
-        assert "create it" in str(caught.value)
-        producer.abort_transaction(timeout=LIMIT)
-        assert not producer.must_be_replaced
-        producer.begin_transaction()
-        producer.send(there, b"v")
-        producer.prepare_transaction(timeout=LIMIT)
-        producer.commit_transaction(timeout=LIMIT)
-    finally:
-        producer.close()
-    assert read_values(strict_broker.bootstrap_servers, there) == [b"v"]
-    assert read_topic(strict_broker.bootstrap_servers, missing) == []
-    assert len(read_topic(strict_broker.bootstrap_servers, there)) == 1

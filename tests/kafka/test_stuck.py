@@ -13,8 +13,8 @@ from confluent_kafka import Consumer, TopicPartition
 from kafka.protocol.consumer import ConsumerProtocolAssignment
 from kafka.protocol.producer import TxnOffsetCommitRequest
 
-from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup, partitions, waiting
-from dualwrite.admin.facts import ActiveProducer, BrokerProblem, DescribedTransaction, OpenTransaction, TransactionListing
+from dualwrite.admin import Reason, StuckPartition, StuckSearch, TransactionAdmin, WaitingGroup
+from dualwrite.admin.facts import BrokerProblem
 from dualwrite.admin.groups import (
     CONSUMER,
     GROUP_OFFSETS_TOPIC,
@@ -24,14 +24,13 @@ from dualwrite.admin.groups import (
     list_groups,
     partition_of_group,
 )
-from dualwrite.admin.hanging import CoordinatorSide
-from dualwrite.admin.requests import Brokers, ClusterView, Key
+from dualwrite.admin.requests import Brokers, ClusterView
 from dualwrite.deadline import Deadline
-from dualwrite.errors import BrokerUnavailableError, UnknownGroupError
+from dualwrite.errors import UnknownGroupError
 from dualwrite.kafka.client.brokers import GROUP, Network
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.kafka_errors import ErrorCode
-from dualwrite.state import TransactionDescription, TransactionStatus
+from dualwrite.kafka.client.messages_generated import ListOffsetsResponse
 from fixtures.foreign import foreign
 from fixtures.pace import LIMIT, until, until_received
 from fixtures.producing import producing
@@ -86,14 +85,17 @@ def test_a_leader_that_does_not_know_its_offsets_yet_is_asked_again(
 ) -> None:
     """The error is put into the first response: no broker returns it when a test wants it to."""
     codes = [code]
-    responses = partitions._Offsets.responses
+    ask = Brokers.request
 
-    def first_refused(self: Any, response: Any) -> Iterator[tuple[Key, int, Any]]:
-        for key, real, offset in responses(self, response):
-            yield key, codes.pop() if codes else real, offset
+    def first_refused(self: Brokers, *arguments: Any) -> Any:
+        found = ask(self, *arguments)
+        if codes and any(isinstance(response, ListOffsetsResponse) for response in found.values()):
+            refused = SimpleNamespace(partition_index=0, error_code=codes.pop())
+            return dict.fromkeys(found, SimpleNamespace(topics=[SimpleNamespace(name=topic, partitions=[refused])]))
+        return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(partitions._Offsets, "responses", first_refused)
+        patch.setattr(Brokers, "request", first_refused)
         found = admin.stuck(topic=topic)
     assert (codes, found.unreadable, found.complete) == ([], (), True)
 
@@ -115,12 +117,6 @@ def test_an_open_transaction_blocks_its_partition(scene: Transactions, admin: Tr
     assert admin.stuck(topic=topic, longer_than=3600).partitions == ()
     scene.end()
     assert admin.stuck(topic=topic).partitions == ()
-
-
-@pytest.mark.slow
-def test_a_hanging_transaction_blocks_its_partition_forever(scene: Transactions, admin: TransactionAdmin) -> None:
-    holder = only(admin.stuck(topic=scene.hang(), longer_than=3599)).holder
-    assert (holder.transactional_id, holder.hanging) == (None, Reason.UNKNOWN_PRODUCER)
 
 
 @pytest.mark.slow
@@ -238,12 +234,6 @@ def test_the_whole_cluster(scene: Transactions, admin: TransactionAdmin) -> None
     assert ages == sorted(ages, reverse=True)
 
 
-def test_partitions_that_cannot_be_examined(scene: Transactions, admin: TransactionAdmin) -> None:
-    name = scene.new_name("missing")
-    found = admin.stuck(topic=name)
-    assert (found.complete, [one.topic for one in found.unreadable]) == (False, [name])
-
-
 LARGE = 2**31
 
 
@@ -329,22 +319,6 @@ def test_a_problem_that_is_covered_hides_no_other_of_the_same_broker(brokers: Br
         brokers.note(problem)
     worst = UNCOVERED if UNCOVERED in noted else COVERED
     assert (brokers.problems, brokers.is_silent(2)) == ((worst,), worst is UNCOVERED)
-
-
-@table("problem", [None, BrokerUnavailableError("No answer.")])
-def test_a_transaction_that_can_no_longer_be_described_is_not_left_out(
-    brokers: Brokers, problem: BrokerUnavailableError | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It seemed to hang, did not hang when it was checked again, and is then described once more."""
-    one = OpenTransaction("t", 0, 1, ActiveProducer(7, 3, 0, 1_000, None, 550))
-    listed = {7: TransactionListing("id", 2, 7, "Ongoing")}
-    description = TransactionDescription(TransactionStatus.ONGOING, 7, 3, 60_000, 1_000, frozenset({("t", 0)}))
-    again = DescribedTransaction("id", 2, None if problem else description, problem)
-    sides = iter([CoordinatorSide({}, {}, all_listed=True), CoordinatorSide(listed, {"id": again}, all_listed=True)])
-    monkeypatch.setattr(waiting, "coordinator_side", lambda *_: next(sides))
-    monkeypatch.setattr(waiting, "hanging", lambda *_: [])
-    (holder,) = waiting._holders(brokers, [one]).values()
-    assert (holder.transactional_id, holder.hanging) == ("id", Reason.NOT_DESCRIBED if problem else None)
 
 
 def send_offset_behind_the_coordinator(

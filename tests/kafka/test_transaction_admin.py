@@ -17,7 +17,7 @@ from kafka.protocol.admin import ListTransactionsRequest
 from dualwrite.admin import TransactionAdmin, listing
 from dualwrite.admin.listing import Filter
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import BrokerUnavailableError, ConfigurationError
+from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.broker_connection import Connection
 from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.state import TransactionStatus
@@ -219,15 +219,3 @@ def test_memory_does_not_grow_with_the_number_of_ids(admin: TransactionAdmin, ne
     peak(1_000)  # what is loaded and cached once
     few, many = peak(1_000), peak(4_000)
     assert many < few * 1.25 + 50_000, f"{few} bytes for 1,000 ids, {many} for 4,000"
-
-
-# --- brokers that are down ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_no_reachable_broker(free_port: int) -> None:
-    with TransactionAdmin(f"127.0.0.1:{free_port}", timeout=0.5) as admin:
-        with pytest.raises(BrokerUnavailableError):
-            admin.list()
-        with pytest.raises(BrokerUnavailableError):
-            next(admin.describe(["any"]))

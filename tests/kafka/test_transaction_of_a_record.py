@@ -8,10 +8,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from dualwrite.admin import Ending, Reason, TransactionAdmin, log_records
+from dualwrite.admin import Ending, Reason, TransactionAdmin, record_transaction
 from dualwrite.errors import BrokerError, BrokerUnavailableError, UnknownTopicError
-from dualwrite.kafka.client.log_fetch import LogNotReadableError
 from dualwrite.kafka.client.log_proof import fate_in_log
+from dualwrite.kafka.client.log_reader import LogNotReadableError
 from dualwrite.state import Fate
 from fixtures.pace import LIMIT, limit
 from fixtures.producing import producing
@@ -57,7 +57,7 @@ def test_a_hanging_transaction(scene: Transactions, admin: TransactionAdmin) -> 
 
 
 def test_offsets_without_a_record(scene: Transactions, admin: TransactionAdmin, topic: str) -> None:
-    with pytest.raises(BrokerError, match=rf"There is no record {topic}-0 at 0.*ends at 0"):
+    with pytest.raises(BrokerError, match=rf"(?s)There is no record {topic}-0 at 0.*ends at 0"):
         admin.transaction_of(topic, 0, 0)
     with pytest.raises(BrokerError, match=r"retention has deleted it, or it was not written yet"):
         admin.transaction_of(topic, 0, 5)
@@ -80,8 +80,8 @@ def test_a_record_deleted_during_the_search(
         client.delete_records([TopicPartition(topic, 0, 3)])[TopicPartition(topic, 0)].result(LIMIT)
         return fate_in_log(*arguments)
 
-    monkeypatch.setattr(log_records, "fate_in_log", deletes_first)
-    with pytest.raises(BrokerError, match=rf"There is no record {topic}-0 at 0.*retention has deleted it"):
+    monkeypatch.setattr(record_transaction, "fate_in_log", deletes_first)
+    with pytest.raises(BrokerError, match=rf"(?s)There is no record {topic}-0 at 0.*retention has deleted it"):
         admin.transaction_of(topic, 0, 0)
     assert len(asked) == 1
 
@@ -94,7 +94,7 @@ def test_an_end_that_cannot_be_read(scene: Transactions, topic: str, monkeypatch
     def fails(*_: Any) -> Fate:
         raise LogNotReadableError("the partition has no leader")
 
-    monkeypatch.setattr(log_records, "fate_in_log", fails)
+    monkeypatch.setattr(record_transaction, "fate_in_log", fails)
     with (
         TransactionAdmin(scene.servers, timeout=limit(1)) as admin,
         pytest.raises(BrokerUnavailableError, match="could not be read: the partition has no leader"),

@@ -310,9 +310,9 @@ def test_init_producer_id_with_a_stale_epoch_aborts_a_successors_transaction(
     now = described(admin, name)
     assert (now.producer_id, now.status) == (seen.producer_id, TransactionStatus.ONGOING)
     assert now.epoch > seen.epoch
-    coordinator.raise_epoch(name, producer_id=seen.producer_id + 1, epoch=seen.epoch)
+    coordinator.init_producer_id(name, producer_id=seen.producer_id + 1, epoch=seen.epoch)
     assert described(admin, name) == now
-    coordinator.raise_epoch(name, producer_id=seen.producer_id, epoch=seen.epoch)
+    coordinator.init_producer_id(name, producer_id=seen.producer_id, epoch=seen.epoch)
     wait_for_markers(scene.servers)
     assert described(admin, name).status in (TransactionStatus.COMPLETE_ABORT, TransactionStatus.EMPTY)
 

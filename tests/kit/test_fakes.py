@@ -95,26 +95,6 @@ def test_it_keeps_what_is_sent_as_kafka_would_store_it() -> None:
     assert (tx.sent[4].decoded(PLACED), tx.sent[4].decoded_key(PLACED)) == (Placed(item="lamp"), "k")
 
 
-@table(
-    "send",
-    [
-        lambda tx: tx.send("a b", "x"),
-        lambda tx: tx.send("a", 1),
-        lambda tx: tx.send("a", "x", key=1),
-        lambda tx: tx.send("a", "x", headers=[1]),
-        lambda tx: tx.send("a", "x", partition=-1),
-        lambda tx: tx.send("a", "x", timestamp=-1),
-        lambda tx: tx.send_many("a", "xyz"),
-        lambda tx: tx.send_many("a", ["x"], keys=[]),
-    ],
-)
-def test_it_refuses_what_a_producer_refuses(send: Any) -> None:
-    tx: FakeTransaction[Any] = FakeTransaction()
-    with pytest.raises(dualwrite.InvalidMessageError):
-        send(tx)
-    assert tx.sent == []
-
-
 def test_a_failpoint_makes_sending_fail() -> None:
     tx: FakeTransaction[Any] = FakeTransaction()
     not_sent = failpoints.armed("after_send", failpoints.raises(dualwrite.DeliveryError("No.")))
@@ -239,15 +219,6 @@ def test_on_an_engine_objects_of_a_failed_block_can_be_added_again(engine: sa.En
     assert items(engine) == ["lamp"]
 
 
-def test_on_an_engine_handles_end_with_the_block(engine: sa.Engine) -> None:
-    with FakeTransaction(engine) as tx:
-        connection, session = tx.db, tx.session
-    with pytest.raises(dualwrite.WriterClosedError):
-        connection.execute(insert("lamp"))
-    with pytest.raises(dualwrite.WriterClosedError):
-        session.add(Order(item="lamp"))
-
-
 def test_on_an_engine_sessions_are_made_as_in_a_store(engine: sa.Engine) -> None:
     maker, seen = sessionmaker(info={"who": "shop"}), []
     event.listen(maker, "after_commit", lambda session: seen.append(session.info["who"]))
@@ -318,19 +289,6 @@ def test_a_coroutine_that_fails_has_sent_nothing(engine: sa.Engine) -> None:
     assert (items(engine), tx.outcome, tx.sent, tx.sent_offsets) == ([], None, [], {})
 
 
-def test_a_coroutine_may_not_load_an_attribute_without_awaiting(engine: sa.Engine) -> None:
-    async def test() -> None:
-        async with FakeAsyncTransaction(engine) as tx:
-            tx.session.add(order := Order(item="lamp"))
-            await tx.session.flush()
-            with pytest.raises(dualwrite.UsageError, match="event loop's thread"):
-                _ = order.lines
-            await tx.session.refresh(order, ["lines"])
-            assert order.lines == []
-
-    asyncio.run(test())
-
-
 def test_a_coroutine_may_use_a_stub() -> None:
     async def test() -> None:
         async with FakeAsyncTransaction("the database", outcome="journaled") as tx:
@@ -365,21 +323,6 @@ def test_a_message_of_a_topic_passes_its_serializers() -> None:
     assert FakeMessage(reads, b"17").value() == 17
     with pytest.raises(dualwrite.DeserializationError):
         FakeMessage(reads, b"x")
-
-
-def test_handlers_of_both_forms_run_on_fakes(engine: sa.Engine) -> None:
-    def handle(message: Any, tx: dualwrite.Transaction[sa.Connection]) -> None:
-        tx.db.execute(insert(message.value().item))
-        tx.send("done", message.value().item)
-
-    def handle_batch(messages: list[Any], tx: dualwrite.Transaction[sa.Connection]) -> None:
-        for message in messages:
-            handle(message, tx)
-
-    with FakeTransaction(engine) as tx:
-        handle(FakeMessage(PLACED, Placed(item="lamp")), tx)
-        handle_batch([FakeMessage(PLACED, Placed(item=item)) for item in ("chair", "sofa")], tx)
-    assert items(engine) == [message.text for message in tx.sent] == ["lamp", "chair", "sofa"]
 
 
 # --- they keep up with the real ones ----------------------------------------------------------------------------------

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from dualwrite.devcluster import DevCluster
+from fixtures.tiers import thinned
 
 PLUGIN = {"dualwrite", "dualwrite.errors", "dualwrite.testing", "dualwrite.testing.pytest_plugin"}
 """All of dualwrite that a run without its fixtures may import."""
@@ -79,6 +82,96 @@ def test_each_test_has_an_sqlite_database_of_its_own(service: pytest.Pytester) -
         """
     )
     run(service).assert_outcomes(passed=2)
+
+
+@pytest.mark.slow
+def test_a_database_begins_each_test_as_the_session_has_set_it_up(
+    service: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    """Schemas, types and rows of earlier tests are gone; a schema that is named as the user does not attract our tables."""
+    monkeypatch.setenv("DUALWRITE_TEST_POSTGRES", postgres_url)
+    user = sa.make_url(postgres_url).username
+    tests = f"""
+        import pytest
+        import sqlalchemy as sa
+
+        @pytest.mark.parametrize("number", range(3))
+        def test_database(dualwrite_postgres, number):
+            engine = sa.create_engine(dualwrite_postgres)
+            with engine.begin() as connection:
+                found = sa.inspect(connection)
+                assert {{name for name in found.get_schema_names() if name[0] != "i"}} == SCHEMAS
+                assert "kafka_transaction_state" in found.get_table_names(schema=OURS)
+                if "kept" in SCHEMAS:
+                    assert connection.scalar(sa.text("select count(*) from kept.rows")) == 1
+                    assert set(found.get_table_names(schema="kept")) == {{"rows"}}
+                    connection.execute(sa.text("insert into kept.rows values (2); create table kept.more (n int)"))
+                connection.execute(sa.text('create schema shop; create schema "{user}"; create table "{user}".rows (n int)'))
+                connection.execute(sa.text("create type mood as enum ('ok'); create table public.rows (n int)"))
+    """
+    constants = 'SCHEMAS, OURS = {"public"}, "public"\n'
+    service.makepyfile(constants + textwrap.dedent(tests))
+    run(service).assert_outcomes(passed=3)
+
+    service.makeconftest(
+        """
+        import pytest
+        import sqlalchemy as sa
+        from dualwrite import migration
+
+        left_open = []
+
+        @pytest.fixture(scope="session")
+        def dualwrite_postgres_setup():
+            def set_up(url):
+                engine = sa.create_engine(url)
+                with engine.begin() as connection:
+                    connection.execute(sa.text("create schema ours; create schema kept; create table kept.rows (n int)"))
+                    connection.execute(sa.text("insert into kept.rows values (1)"))
+                left_open.append(engine.connect())
+                migration.upgrade(url, schema="ours")
+
+            return set_up
+        """
+    )
+    constants = 'SCHEMAS, OURS = {"public", "kept", "ours"}, "ours"\n'
+    service.makepyfile(constants + textwrap.dedent(tests))
+    run(service).assert_outcomes(passed=3)
+
+
+@pytest.mark.slow
+def test_tests_on_one_broker_run_one_after_another(
+    service: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, broker: DevCluster, postgres_url: str
+) -> None:
+    """Two worker processes of xdist, whose tests use the same topic and prefix at the same time."""
+    monkeypatch.setenv("DUALWRITE_TEST_KAFKA", broker.bootstrap_servers)
+    monkeypatch.setenv("DUALWRITE_TEST_POSTGRES", postgres_url)
+    files = {f"test_{name}": textwrap.dedent(SERVICE) for name in ("one", "two")}
+    service.makepyfile(**files)
+    service.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile").assert_outcomes(passed=8)
+
+
+@pytest.mark.slow
+def test_a_coroutine_does_not_wait_for_what_its_own_loop_would_send(
+    service: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, broker: DevCluster
+) -> None:
+    monkeypatch.setenv("DUALWRITE_TEST_KAFKA", broker.bootstrap_servers)
+    service.makepyfile(
+        """
+        import asyncio
+        import pytest
+        from dualwrite.errors import UsageError
+
+        def test_waiting(sent):
+            async def wait():
+                with pytest.raises(UsageError, match=r"(?s)sent.wait_for.*to_thread.sent.wait_for, 'orders', 0"):
+                    sent.wait_for("orders", 0)
+                assert await asyncio.to_thread(sent.wait_for, "orders", 0) == sent("orders") == []
+
+            asyncio.run(wait())
+        """
+    )
+    run(service).assert_outcomes(passed=1)
 
 
 NEEDS = """
@@ -169,7 +262,11 @@ SERVICE = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [True, False], ids=["on running servers", "on servers of its own"])
+@pytest.mark.parametrize(
+    "given",
+    thinned([True, False], kept=[False]),  # on running servers in CI: two processes, above
+    ids=["on running servers", "on servers of its own"],
+)
 def test_a_service_is_tested_on_real_servers(
     service: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, broker: DevCluster, postgres_url: str, given: bool
 ) -> None:

@@ -6,14 +6,19 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from model.check_jobs import show_found
+from model.journal_model import without
 from model.recipe_scenes import INSTEAD, LARGE, NEEDS, SMALL, search
 from model.recipe_state import RULES, TRIED
 from model.search import Found
+
+JOURNAL_TRACES: Final = ("CL-id", "CL-drain")
+"""The rules of the journal's model whose traces the documentation shows."""
 
 
 def as_text(found: Found) -> str:
@@ -35,6 +40,8 @@ def main() -> None:
         for name, need in NEEDS.items():
             found = search(need.without(name), wanted=need.violation)
             (asked.traces / f"{name}.txt").write_text(as_text(found), encoding="utf-8")
+        for name in JOURNAL_TRACES:
+            (asked.traces / f"{name}.txt").write_text(as_text(without(name)), encoding="utf-8")
         return
     scenes = SMALL | LARGE
     for name in asked.what or (*scenes, *NEEDS, *INSTEAD):

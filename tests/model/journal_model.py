@@ -1,6 +1,6 @@
 """The model of the journal: units that are written while Kafka is down, and the gate that keeps the order by cause.
 
-It follows `dualwrite.recipe.journaling`, `SqlStoreTransaction` and `outbox.journal_drain`. What a transaction does by itself is
+It follows `dualwrite.recipe.journaling`, `SqlStoreTransaction` and `relay.journal_drain`. What a transaction does by itself is
 in the model of the recipe; here it is a few steps, and what it leaves in Kafka's log is one entry.
 """
 
@@ -23,6 +23,8 @@ RULES: Final = {
     "close-fenced": "closing checks the drainer's fencing token in the same transaction",
     "drain-fenced": "draining checks the drainer's fencing token in the transaction that deletes the entries",
     "republish-first": "a drained transaction that Kafka has lost is published again before the next entries and the closing",
+    "CL-id": "an id of the prefix is opened only on the cluster that the rows of the other ids name (rule CL)",
+    "CL-drain": "the journal is drained only on that cluster (rule CL)",
     "recover-first": "an id that was claimed without asking Kafka is recovered there before a unit of it sends to Kafka",
 }
 
@@ -30,6 +32,7 @@ DOWN: Final = "down"
 CRASH: Final = "crash"
 LOSE: Final = "lose"
 KILL: Final = "kill"
+WRONG: Final = "wrong"
 
 OVERTAKEN: Final = "a unit's message comes before that of a unit whose data it has seen"
 DOUBLED: Final = "a message was published twice"
@@ -49,9 +52,10 @@ class Scene:
     Args:
         units: The isolation level of each unit.
         budget: What may happen, each entry once: the brokers go down, the drainer dies or is paused, Kafka aborts a drained
-            transaction, a writer dies between its two commits.
+            transaction, a writer dies between its two commits, somebody drains with the address of another cluster.
         one_id: Whether the units are those of one id: each begins after the one before, or once that one's writer is dead. The
             next writer of the id does not need Kafka to start.
+        elsewhere: The units of writers with another cluster's address, on ids of their own. Consumers are on the right one.
         channel: Whether a unit may learn of another one by another way than its database transaction.
         without: Rules that are removed.
     """
@@ -59,6 +63,7 @@ class Scene:
     units: tuple[str, ...]
     budget: tuple[str, ...] = ()
     one_id: bool = False
+    elsewhere: frozenset[int] = frozenset()
     channel: bool = False
     without: frozenset[str] = frozenset()
 
@@ -74,7 +79,7 @@ class Unit(NamedTuple):
     """A unit.
 
     Args:
-        step: "new", "begun", "recorded", "decided" or "done".
+        step: "new", "begun", "recorded", "decided" or "done"; "refused": it has never begun.
         gate: As read by BEGIN.
         seen: The units whose data it has seen; None: it has not read yet.
         causes: Those that it had seen when it sent its message, or wrote it into the journal.
@@ -105,11 +110,13 @@ class Drainer(NamedTuple):
         step: "idle", "selected", "sent", "decided" (at the database, not yet at Kafka) or "closing".
         fence: Its fencing token.
         rows: What it drains.
+        is_elsewhere: Whether it publishes on another cluster, whose log is not in the model.
     """
 
     step: str
     fence: int
     rows: tuple[int, ...] = ()
+    is_elsewhere: bool = False
 
 
 class State(NamedTuple):
@@ -150,8 +157,8 @@ def violated(scene: Scene, s: State) -> str:
     for place, unit in enumerate(visible):
         if not s.units[unit].causes.isdisjoint(visible[place + 1 :]):
             return OVERTAKEN
-    if all(unit.step == "done" for unit in s.units) and next(successors(scene, s), None) is None:
-        if len(visible) < len(s.units):
+    if all(unit.step in ("done", "refused") for unit in s.units) and next(successors(scene, s), None) is None:
+        if len(visible) < sum(unit.step == "done" for unit in s.units):
             return MISSING
         return STUCK if s.gate.is_open else ""
     return ""
@@ -172,6 +179,9 @@ def successors(scene: Scene, s: State) -> Next:
     if CRASH in s.budget:
         yield "another process takes over draining", _spent(_taken_over(s, keeps=False), CRASH)
         yield "another process takes over draining, while the drainer is only paused", _spent(_taken_over(s, keeps=True), CRASH)
+    if WRONG in s.budget and "CL-drain" in scene.without:
+        t = _spent(_taken_over(s, keeps=True, is_elsewhere=True), WRONG)
+        yield "a process with another cluster's address takes over draining", t
 
 
 # --- units ----------------------------------------------------------------------------------------------------------------
@@ -181,6 +191,8 @@ def _unit(scene: Scene, s: State, number: int, unit: Unit) -> Next:
     match unit.step:
         case "new" if scene.one_id and number and not _has_ended(s.units[number - 1]):
             return
+        case "new" if number in scene.elsewhere and "CL-id" not in scene.without:
+            yield "is refused: it has another cluster's address", _with(s, number, Unit("refused"))
         case "new":
             gate = Gate(False, s.gate.epoch) if "all-through-journal" in scene.without and s.is_up else s.gate
             yield "begins", _with(s, number, Unit("begun", gate, snapshot=_committed(s)))
@@ -193,7 +205,7 @@ def _unit(scene: Scene, s: State, number: int, unit: Unit) -> Next:
                 t = _with(s, number, unit._replace(step="done", is_locking=False))
                 yield "commits in the database", t._replace(journal=tuple(sorted((*s.journal, number), key=s.ids.index)))
         case "decided":  # by the writer, or by recovery
-            if s.is_up:
+            if s.is_up or number in scene.elsewhere:
                 log = tuple((one, by, COMMITTED if (one, by) == (number, 0) else status) for one, by, status in s.log)
                 yield "commits at Kafka", _with(s, number, unit._replace(step="done"))._replace(log=log)
             if KILL in s.budget and scene.one_id:
@@ -227,7 +239,9 @@ def _working(scene: Scene, s: State, number: int, unit: Unit) -> Next:
 
 def _sending(scene: Scene, s: State, number: int, unit: Unit) -> Next:
     sent = unit._replace(has_sent=True, causes=unit.seen or frozenset())
-    if not s.is_up:
+    if number in scene.elsewhere:
+        yield "sends, on another cluster", _with(s, number, sent)
+    elif not s.is_up:
         opened = s.gate if s.gate.is_open else Gate(True, s.gate.epoch + 1)
         yield "can't send; the gate is open now", _undone(s, number)._replace(gate=opened)
     elif not (scene.one_id and number and s.units[number - 1].step == "decided"):
@@ -273,10 +287,11 @@ def _drainer(scene: Scene, s: State, number: int, drainer: Drainer) -> Next:
         case "idle":
             yield from _idle(scene, s, number, drainer)
         case "selected":
-            if drainer.fence == s.fence and s.is_up:  # Kafka refuses a fenced producer
-                yield "sends", _sent(s, number, drainer, drainer.rows)
+            if drainer.fence == s.fence and (s.is_up or drainer.is_elsewhere):  # Kafka refuses a fenced producer
+                where = ", on another cluster" if drainer.is_elsewhere else ""
+                yield f"sends{where}", _sent(s, number, drainer, drainer.rows)
             else:
-                yield "gives up", _with_drainer(s, number, Drainer("idle", drainer.fence))
+                yield "gives up", _with_drainer(s, number, _idle_again(drainer))
         case "sent":
             yield from _deciding(scene, s, number, drainer)
         case "decided":
@@ -302,14 +317,14 @@ def _idle(scene: Scene, s: State, number: int, drainer: Drainer) -> Next:
 
 
 def _sent(s: State, number: int, drainer: Drainer, rows: tuple[int, ...]) -> State:
-    log = (*s.log, *((row, drainer.fence, OPEN) for row in rows))
+    log = s.log if drainer.is_elsewhere else (*s.log, *((row, drainer.fence, OPEN) for row in rows))
     return _with_drainer(s, number, drainer._replace(step="sent", rows=rows))._replace(log=log)
 
 
 def _deciding(scene: Scene, s: State, number: int, drainer: Drainer) -> Next:
     """COMMIT in the database: the entries are deleted, or those of a lost transaction are not lost any more."""
     if drainer.fence != s.fence and "drain-fenced" not in scene.without:
-        yield "is fenced", _with_drainer(s, number, Drainer("idle", drainer.fence))
+        yield "is fenced", _with_drainer(s, number, _idle_again(drainer))
         return
     journal, lost = (tuple(row for row in rows if row not in drainer.rows) for rows in (s.journal, s.lost))
     t = _with_drainer(s, number, drainer._replace(step="decided"))
@@ -317,8 +332,8 @@ def _deciding(scene: Scene, s: State, number: int, drainer: Drainer) -> Next:
 
 
 def _finishing(scene: Scene, s: State, number: int, drainer: Drainer) -> Next:
-    idle = _with_drainer(s, number, Drainer("idle", drainer.fence))
-    if s.is_up:
+    idle = _with_drainer(s, number, _idle_again(drainer))
+    if s.is_up or drainer.is_elsewhere:
         yield "commits at Kafka", idle._replace(log=_ended(s, drainer.fence, commits=True))
     if LOSE in s.budget:
         t = idle._replace(log=_ended(s, drainer.fence, commits=False), lost=drainer.rows)
@@ -343,18 +358,22 @@ def _is_locked(s: State) -> bool:
     return any(unit.is_locking for unit in s.units)
 
 
-def _taken_over(s: State, *, keeps: bool) -> State:
+def _idle_again(drainer: Drainer) -> Drainer:
+    return drainer._replace(step="idle", rows=())
+
+
+def _taken_over(s: State, *, keeps: bool, is_elsewhere: bool = False) -> State:
     """A claim, and then recovery: what the database has decided is committed at Kafka later, the rest is aborted."""
     fence = s.fence + 1
     current = next(drainer for drainer in s.drainers if drainer.fence == s.fence)
     old = tuple(drainer for drainer in s.drainers if drainer is not current)
     if current.step == "decided":
         log = tuple((unit, fence if (by, status) == (current.fence, OPEN) else by, status) for unit, by, status in s.log)
-        new = Drainer("decided", fence, current.rows)
-        kept = Drainer("idle", current.fence)
+        new = Drainer("decided", fence, current.rows, is_elsewhere)
+        kept = _idle_again(current)
     else:
         log = _ended(s, current.fence, commits=False)
-        new = Drainer("idle", fence)
+        new = Drainer("idle", fence, (), is_elsewhere)
         kept = current
     return s._replace(fence=fence, drainers=(*old, *((kept,) if keeps else ()), new), log=log)
 
@@ -404,6 +423,7 @@ SCENES |= {
     f"a writer that starts, perhaps while Kafka is down, {isolation}": Scene(units, (DOWN, DOWN, KILL), one_id=True)
     for isolation, units in _ISOLATION.items()
 }
+SCENES["a writer and a drainer with another cluster's address"] = Scene(_TWO, (DOWN, CRASH, WRONG), elsewhere=frozenset({1}))
 """Each is explored completely within seconds."""
 
 LEARNED_OTHERWISE: Final = Scene((READ_COMMITTED, SNAPSHOT), (DOWN,), channel=True)
@@ -419,6 +439,8 @@ NEEDS: Final = {
     "close-fenced": (Scene(_TWO, (DOWN, CRASH, LOSE)), OVERTAKEN),
     "drain-fenced": (Scene(_TWO, (DOWN, CRASH)), MISSING),
     "republish-first": (Scene(_TWO, (DOWN, LOSE)), OVERTAKEN),
+    "CL-id": (Scene(_TWO, elsewhere=frozenset({1})), MISSING),
+    "CL-drain": (Scene((READ_COMMITTED,), (DOWN, WRONG)), MISSING),
     "recover-first": (Scene(_TWO, (DOWN, KILL), one_id=True), MISSING),
 }
 """For each rule the scene that shows that it is needed, and what is found without it."""

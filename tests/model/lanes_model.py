@@ -1,6 +1,6 @@
 """The model of several lanes: which writer owns which row while several open one id, and recover lanes later.
 
-It follows `dualwrite.recipe.acquiring.Acquisition` and `TxnStateStore.claim_lanes`. What a lane does by itself is in the model
+It follows `dualwrite.recipe.lanes.Lanes` and `TxnStateStore.claim_lanes`. What a lane does by itself is in the model
 of the recipe; here a row is only its fencing token.
 """
 

@@ -7,13 +7,12 @@ needs no action: the process is not chosen for a while. A crashed process is nev
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from model import recipe_republish
 from model.recipe_kafka import CONCURRENT, Steps, advanced, completed, executed, in_words, requested, timed_out
 from model.recipe_state import (
+    BACK,
     COPIED,
     COPY,
     END,
@@ -58,6 +57,10 @@ def environment(scene: Scene, s: State) -> Steps:
             yield f"the broker aborts the transaction of id {i} by its timeout", timed_out(scene, without(s, TIMEOUT), i)
         if k.status in ("PC", "PA"):
             yield f"the markers of id {i} are written", completed(s, i)
+    if BACK in s.budget and s.past and _may_go_back(s):
+        rows, left = s.past
+        t = without(s, BACK)._replace(rows=rows, committed=left, gone=s.committed - left, past=())
+        yield "the database goes back to before its last commit", t
     yield from recipe_republish.environment(scene, s)
     for number, request in enumerate(s.late):
         t, error, epoch = executed(scene, s._replace(late=(*s.late[:number], *s.late[number + 1 :])), request)
@@ -78,6 +81,13 @@ def environment(scene: Scene, s: State) -> Steps:
                 f"the late COMMIT is lost in database {database}",
                 with_row(s, database, row._replace(lock=None, pending=None, pending_fence=-1, pending_entry=None)),
             )
+
+
+def _may_go_back(s: State) -> bool:
+    """No claim is forgotten, as then two processes may have the same fencing token; and open transactions have ended before."""
+    same_fences = [row.fence for row in s.rows] == [row.fence for row in s.past[0]]
+    is_between = all(p.pc not in ("produce", "add", "send", "prepare", "record", "commit") for p in s.processes)
+    return same_fences and is_between and all(row.pending is None and row.lock is None for row in s.rows)
 
 
 def _answered(s: State, request: tuple[Any, ...], error: str, epoch: int) -> State:
@@ -133,7 +143,16 @@ def claim_step(scene: Scene, s: State, n: int) -> Steps:
     elif mine >= 0 and scene.publishes(n):
         owed = mine
     todo = to_look_at(scene, row)
-    changes = {"fence": row.fence + 1, "todo": todo, "stored": row.stored, "taking": False, "entry": None, "copy": -1}
+    known = mine if mine >= 0 and number == mine else p.known if again else -1
+    changes = {
+        "known": known,
+        "fence": row.fence + 1,
+        "todo": todo,
+        "stored": row.stored,
+        "taking": False,
+        "entry": None,
+        "copy": -1,
+    }
     yield f"claims, fencing token {row.fence + 1}", go(t, n, "describe" if todo else "resolved", owed=owed, **changes)
 
 
@@ -175,6 +194,8 @@ def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR091
         t = s
         if p.stored is not None:
             t = with_row(s, database, resolved(scene, row, p.stored, p.seen[3]))
+            if p.seen[3] == "forgotten":
+                t = t._replace(forgotten=t.forgotten | ((t.visible - t.committed) or {-1}))
             if p.seen[3] == "lost":
                 t = t._replace(reported=t.reported | {p.stored.txn})
             if p.owed >= 0 and p.stored.txn % COPY == p.owed:
@@ -275,6 +296,9 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
             yield ("has no more transactions", go(s, n, "list")) if is_late else ("is done", go(s, n, "over"))
         elif scene.has("F2") and row.fence != p.fence:
             yield f"begins nothing: the fencing token is {row.fence}, not {p.fence}", go(s, n, "over")
+        elif scene.has("DF") and row.fence == p.fence and p.known > row.number:
+            found = f"finds transaction {row.number} in the row, and knows that {p.known} was committed: reports that"
+            yield found, go(s._replace(forgotten=s.forgotten | {p.known}), n, "begin", known=row.number)
         else:
             yield f"begins transaction {txn}", go(s, n, "produce" if scene.is_native else "add", start=-1)
     elif p.pc == "produce":
@@ -303,7 +327,7 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         if row.lock != n:
             yield "can't commit: its session was ended", go(s, n, "abort")
             return
-        yield "COMMITS", go(committed(scene, s, database, stored), n, _after_commit(scene))
+        yield "COMMITS", go(committed(scene, s, database, stored), n, _after_commit(scene), known=txn)
         if UNKNOWN in s.budget:
             t = with_row(without(s, UNKNOWN), database, row._replace(pending=stored))
             yield "sends COMMIT, the answer is lost", go(t, n, "claim again", number=p.number + 1)
@@ -327,7 +351,8 @@ def _commit_merged(scene: Scene, s: State, n: int, database: int) -> Steps:
     """The record sent with the COMMIT, in one message: no lock is held before it is executed."""
     p, row = s.processes[n], s.rows[database]
     stored = Stored(p.generation, p.epoch, _txn(n, p.number), p.start)
-    yield "records its state and COMMITS", go(committed(scene, s, database, stored), n, _after_commit(scene))
+    t = go(committed(scene, s, database, stored), n, _after_commit(scene), known=stored.txn)
+    yield "records its state and COMMITS", t
     if UNKNOWN in s.budget:
         late = row._replace(pending=stored, pending_fence=p.fence)
         t = with_row(without(s, UNKNOWN), database, late)
@@ -399,27 +424,37 @@ def violated(scene: Scene, s: State) -> str:
         return found
     if s.denied & s.committed:
         return "a writer says that a committed transaction was rolled back"
-    ended = s
-    for database, row in enumerate(s.rows):
-        ended = with_row(
-            ended, database, row._replace(lock=None, pending=None, pending_fence=-1, pending_entry=None)
-        )  # a COMMIT under way is lost
-    return _violated_after_recovery(scene, ended._replace(processes=(END,) * len(s.processes), budget=()))
+    rows = tuple(_at_rest(row) for row in s.rows)
+    ended = s._replace(rows=rows, processes=(END,) * len(s.processes), budget=())
+    found = scene.after_recovery.get(ended)
+    if found is None:
+        found = scene.after_recovery[ended] = _violated_after_recovery(scene, ended)
+    return found
 
 
-@lru_cache(maxsize=100_000)
+def _at_rest(row: Row) -> Row:
+    """The row when all processes are gone: a COMMIT under way is lost, and only they know which fencing token is newer."""
+    return row._replace(fence=0, lock=None, pending=None, pending_fence=-1, pending_entry=None)
+
+
 def _violated_after_recovery(scene: Scene, s: State) -> str:
     """The same once all processes are gone: many states lead to the same one."""
     for _ in range(5):  # late requests arrive after a recovery, and the next one must cope with them
-        s = _recovered(scene, s)
+        before, s = s, _recovered(scene, s)
         for request in s.late:
             s = executed(scene, s, request).state
-        s = s._replace(late=())
+        s = s._replace(rows=tuple(_at_rest(row) for row in s.rows), late=())
+        if s == before:
+            break
     return _after_recovery(scene, s)
 
 
-def _broken(scene: Scene, s: State) -> str:
-    if s.visible - s.committed:
+def _broken(scene: Scene, s: State) -> str:  # noqa: PLR0911  (one for each promise)
+    if s.forgotten - s.gone:
+        return "a transaction is reported as forgotten, and the database has it"
+    if any(later > txn and later // 10 == txn // 10 for txn in (s.gone & s.visible) - s.forgotten for later in s.committed):
+        return "a writer goes on, and does not report what the database has forgotten"
+    if s.visible - s.committed - s.gone:
         return "a message is visible, and its row is not committed"
     if (s.aborted & s.committed) - s.timed_out:
         return "a committed transaction is aborted without a timeout"
@@ -453,7 +488,7 @@ def _recovered(scene: Scene, s: State) -> State:
         s = completed(s, i)
     for database, row in enumerate(s.rows):
         cluster = row.cluster or 0
-        alone = replace(scene, processes=(*scene.processes, ("recoverer", database, cluster)), budget=(), is_slow=False)
+        alone = scene.with_recoverer(database, cluster)
         t = s._replace(processes=(*s.processes, P()), budget=())
         n = len(s.processes)
         while t.processes[n].pc != "over":

@@ -8,6 +8,7 @@ from typing import Final
 from model.recipe_model import successors, violated
 from model.recipe_state import (
     ACKNOWLEDGE,
+    BACK,
     COPIED,
     DELAY,
     FORGETS,
@@ -59,6 +60,10 @@ SMALL: Final = {
     "librdkafka, two writers": Scene(_TWO, client=LIBRDKAFKA, budget=(TIMEOUT,)),
     "librdkafka, a repeated request": Scene(_TWO, client=LIBRDKAFKA, budget=(REPEAT,)),
     "librdkafka, an unknown COMMIT": Scene(_TWO, client=LIBRDKAFKA, budget=(UNKNOWN,)),
+    "the database goes back": Scene((("writer", 0, 0, 3),), budget=(BACK, UNKNOWN, RAISES)),
+    "the database goes back, a recoverer": Scene((("writer", 0, 0, 2), _RECOVERER), budget=(BACK, UNKNOWN), idles=True),
+    "the database goes back, a requested commit": Scene((("writer", 0, 0, 3),), budget=(BACK, UNKNOWN), requests=True),
+    "librdkafka, the database goes back": Scene((("writer", 0, 0, 3),), client=LIBRDKAFKA, budget=(BACK, UNKNOWN)),
     "an old broker, two recoverers": Scene(_RECOVERED_TWICE, client=OLD_BROKER, budget=(DELAY,)),
     "an old broker, slow markers": Scene(_ONE_EACH, client=OLD_BROKER, budget=(DELAY,), is_slow=True),
 }
@@ -178,6 +183,7 @@ NEEDS: Final = {
     "RO": Need(SMALL["published again, in order"], _ORDER),
     "RP": Need(SMALL["published again, two in order"], _ORDER),
     "RW": Need(SMALL["published again by its writer"], "a writer says that a lost transaction is committed"),
+    "DF": Need(SMALL["the database goes back"], "a writer goes on, and does not report what the database has forgotten"),
 }
 """For each rule, the scene that breaks the promise without it."""
 
@@ -190,6 +196,9 @@ INSTEAD: Final = {
 
 def search(scene: Scene, *, seconds: float = 600.0, wanted: str = "") -> Found:
     """Explore the scene for any violation, or for the one that is wanted."""
-    return explore(
-        first_state(scene), lambda s: successors(scene, s), lambda s: violated(scene, s), seconds=seconds, wanted=wanted
-    )
+    try:
+        return explore(
+            first_state(scene), lambda s: successors(scene, s), lambda s: violated(scene, s), seconds=seconds, wanted=wanted
+        )
+    finally:
+        scene.after_recovery.clear()

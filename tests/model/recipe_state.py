@@ -6,7 +6,8 @@ a transaction is named by its epoch (and start time) alone, which is the worst c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 RULES: Final = {
@@ -36,6 +37,7 @@ RULES: Final = {
     "RO": "a writer publishes lost transactions again before it begins a new one",
     "RP": "lost transactions are published again in the order of their database transactions, also those lost twice",
     "RW": "a writer reports a late commit as committed only if Kafka has confirmed it, or that of the copy",
+    "DF": "a writer whose row is behind what the database had committed reports that before it commits anything else",
 }
 TRIED: Final = {
     "HL": "hold the row's lock from the claim to the end of recovery",
@@ -59,6 +61,7 @@ SETTING: Final = "the user's block changes which table an unqualified name means
 ACKNOWLEDGE: Final = "an operator acknowledges a lost transaction, whose messages he publishes himself"
 RETENTION: Final = "retention removes messages from the log"
 FORGETS: Final = "the coordinator forgets an id, and the log can't be read for a while"
+BACK: Final = "the database goes back to before its last commit: an asynchronous standby was promoted"
 MOVE: Final = "the id moves to cluster 1"
 COPIED: Final = "database 0 is copied to database 1, which gets a store id of its own"
 
@@ -125,6 +128,7 @@ class P(NamedTuple):
     copy: int = -1  # under which number
     owed: int = -1  # the transaction whose outcome its caller waits for, since its commit came too late
     was_lost: bool = False  # that one
+    known: int = -1  # the last transaction that it knows to be committed, since its claim from another process
 
 
 class State(NamedTuple):
@@ -148,6 +152,9 @@ class State(NamedTuple):
     told: frozenset[int] = frozenset()  # a writer that publishes again said that they are lost
     order: tuple[int, ...] | None = None  # committed transactions in their order, if it matters
     shown: tuple[int, ...] = ()  # those that became visible
+    past: tuple[Any, ...] = ()  # the rows, and what was committed, before the last commit
+    gone: frozenset[int] = frozenset()  # committed, and the database has gone back to before that
+    forgotten: frozenset[int] = frozenset()  # reported as such
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,24 @@ class Scene:
         assert rule in RULES
         return rule not in self.without
 
-    @property
+    @cached_property
+    def after_recovery(self) -> dict[State, str]:
+        """What recovery after a state violates, for those that were looked at: many states lead to the same one."""
+        return {}
+
+    def with_recoverer(self, database: int, cluster: int) -> Scene:
+        """The scene in which one process more recovers, and nothing disturbs it."""
+        key = (database, cluster)
+        if key not in self._recoverers:
+            added = (*self.processes, ("recoverer", database, cluster))
+            self._recoverers[key] = replace(self, processes=added, budget=(), is_slow=False)
+        return self._recoverers[key]
+
+    @cached_property
+    def _recoverers(self) -> dict[tuple[int, int], Scene]:
+        return {}
+
+    @cached_property
     def databases(self) -> int:
         """How many."""
         return 1 + max(spec[1] for spec in self.processes)
@@ -203,12 +227,12 @@ class Scene:
         """Whether a process publishes lost transactions again."""
         return self.republish and self.processes[n][-1] != "reports"
 
-    @property
+    @cached_property
     def is_native(self) -> bool:
         """Whether each transaction has an epoch of its own."""
         return self.client == NATIVE
 
-    @property
+    @cached_property
     def ends_by_epoch(self) -> bool:
         """Whether the broker has EndTxn v5."""
         return self.client != OLD_BROKER
@@ -218,7 +242,7 @@ class Scene:
         name = database if self.has("ST") else 0
         return (cluster * self.databases + name) * self.generations + generation
 
-    @property
+    @cached_property
     def generations(self) -> int:
         """How many an id can have, and one more."""
         return 2 * GENERATIONS if self.republish else GENERATIONS
@@ -264,6 +288,8 @@ def decided(scene: Scene, row: Row, generation: int, status: str, epoch: int, st
         return named[status], stored
     if stored is not None and not _has_passed(scene, stored, status, epoch, start):
         return "unverified", stored
+    if stored is not None and status == "C":
+        return "forgotten", stored
     return "abort" if status == "O" else "nothing", stored
 
 
@@ -302,6 +328,9 @@ def resolved(scene: Scene, row: Row, stored: Stored, found: str) -> Row:
 def committed(scene: Scene, s: State, database: int, stored: Stored, entry: Entry | None = None) -> State:
     """The state after a COMMIT that records `stored`; the entry of what it publishes again leaves the row with it."""
     row = s.rows[database]
+    if BACK in s.budget:
+        before = row._replace(lock=None, pending=None, pending_fence=-1, pending_entry=None)
+        s = s._replace(past=(with_row(s, database, before).rows, s.committed))
     row = row._replace(stored=stored, lock=None, pending=None, pending_fence=-1, pending_entry=None)
     if entry is None:
         row = row._replace(number=stored.txn)

@@ -56,8 +56,9 @@ def explore(
         if violation and wanted in ("", violation):
             return Found(violation, _trace(before, s), len(before), False, time.monotonic() - began)
         for what, t in successors(s):
-            if t not in before:
-                before[t] = (s, what)
+            seen = len(before)
+            before.setdefault(t, (s, what))  # looked up once: computing the hash of a state takes long
+            if len(before) > seen:
                 queue.append(t)
         if len(before) % 1024 == 0 and time.monotonic() - began > seconds:
             return Found("", (), len(before), False, time.monotonic() - began)

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dualwrite import outages
-from dualwrite.observability import Event, observing
+from dualwrite.observability import Event, observing, outages
 from pool.conftest import scene
 
 __all__ = ["events", "scene"]

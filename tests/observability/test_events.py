@@ -1,11 +1,11 @@
-"""Observers: which events each kind of work has, with which contents; and that observers and tracers can't fail the work."""
+"""Observers: which events each kind of work has, with which contents; and that observers can't fail the work."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,8 @@ import pytest
 import dualwrite
 from crash.scene import Scene
 from crash.worker import timeouts
-from dualwrite import BrokerUnavailableError, ConfigurationError, DualWriter, StoreCommitFailedError, Transaction
+from dualwrite import BrokerUnavailableError, ConfigurationError, DualWriter, StoreCommitFailedError
 from dualwrite.observability import (
-    READINGS,
     Buffered,
     DatabaseCommitted,
     Event,
@@ -32,10 +31,8 @@ from dualwrite.observability import (
     TransactionRolledBack,
     UnitEnded,
     add_observer,
-    current_readings,
     observing,
     remove_observer,
-    set_tracer,
 )
 from dualwrite.observability.observers import notify
 from dualwrite.testing import failpoints
@@ -179,15 +176,7 @@ def test_a_group_reports_its_size_and_the_end_of_each_unit(scene: Scene, events:
     assert scene.agree() == [1, 3]
 
 
-def test_a_pool_can_be_read_while_it_exists(scene: Scene) -> None:
-    with open_pool(scene, size=2):
-        found = {each.name: each.value for each in current_readings() if each.labels == {"prefix": scene.transactional_id}}
-        assert found == {"pool_writers": 2, "pool_busy_writers": 0, "pool_waiting_calls": 0, "pool_leases": 2}
-        assert found.keys() <= READINGS.keys()
-    assert not [each for each in current_readings() if each.labels == {"prefix": scene.transactional_id}]
-
-
-# --- observers and tracers that fail ----------------------------------------------------------------------------------------
+# --- observers that fail ----------------------------------------------------------------------------------------
 
 
 def test_an_observer_that_fails_is_logged_once_and_the_work_goes_on(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
@@ -201,47 +190,6 @@ def test_an_observer_that_fails_is_logged_once_and_the_work_goes_on(scene: Scene
     (record,) = [each for each in caplog.records if each.name.startswith("dualwrite.observability")]
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None
-
-
-class FailingTracer:
-    """Fails wherever it can."""
-
-    def unit(self, name: str, transactional_id: str, number: int, waited: float) -> Any:
-        del name, transactional_id, number, waited
-        return self
-
-    @contextmanager
-    def current(self) -> Any:
-        raise RuntimeError("current")
-        yield
-
-    def end(self, error: BaseException | None) -> None:
-        raise RuntimeError("end") from error
-
-    def sending(self, messages: Any) -> Any:
-        raise RuntimeError(f"sending {messages}")
-
-    def processing(self, group_id: str | None, messages: Any) -> Any:
-        raise RuntimeError(f"processing {messages} of {group_id}")
-
-
-def test_a_tracer_that_fails_is_logged_once_and_the_work_goes_on(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    def many(tx: Transaction[Any], numbers: list[int]) -> None:
-        for number in numbers:
-            both(tx, scene, number)
-
-    set_tracer(FailingTracer())
-    try:
-        with open_pool(scene, size=1) as pool:
-            pool.run(many, [1, 2])
-            with pool.transaction() as tx:
-                many(tx, [3])
-            with pytest.raises(ValueError, match="mine"):
-                pool.run(then_raise, scene, 4, ValueError("mine"))
-    finally:
-        set_tracer(None)
-    assert scene.agree() == [1, 2, 3]
-    assert len([each for each in caplog.records if each.name == "dualwrite.observability.tracing"]) == 1
 
 
 def test_a_buffered_observer_does_not_delay_the_work_and_counts_what_it_drops() -> None:

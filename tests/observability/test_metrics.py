@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +20,14 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 
+from dualwrite.cli.metrics import EXPORTED
 from dualwrite.errors import InDoubtTransactionError, LostTransactionError
 from dualwrite.observability import events, otel_metrics, prometheus
 from dualwrite.observability.events import Event, Steps
 from dualwrite.observability.metrics import COUNTED, READ, Metric, prefix_of
 from dualwrite.observability.observers import notify
 from dualwrite.observability.readings import Reading, add_source
-from fixtures.pace import LIMIT
+from fixtures.pace import LIMIT, until
 from fixtures.tables import table
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +53,7 @@ CASES: list[tuple[Event, dict[tuple[str, ...], float]]] = [
     (events.TransactionCommitted(*OF, "journaled", 3, 1.5, STEPS, False), {("transactions_total", "shop", "journaled"): 1}),
     (events.TransactionRolledBack(*OF, ValueError(), 1.0), {("transactions_total", "shop", "rolled_back"): 1}),
     (events.TransactionInDoubt(*OF, IN_DOUBT, 1.0), {("transactions_total", "shop", "in_doubt"): 1}),
+    (events.TransactionInDoubt(*OF, KeyboardInterrupt(), 1.0), {("transactions_total", "shop", "in_doubt"): 1}),
     (events.TransactionLost(*OF, LOST, 1.0), {("transactions_total", "shop", "lost"): 1}),
     (events.GroupFormed("shop.1", 7, 12), {("group_units_sum", "shop"): 12, ("group_units_bucket", "shop", "16.0"): 1}),
     (
@@ -60,6 +67,7 @@ CASES: list[tuple[Event, dict[tuple[str, ...], float]]] = [
     (events.LeaseLost("shop", "shop.1"), {("leases_lost_total", "shop"): 1}),
     (events.TransactionRecovered("shop.1~2", 4, "PUBLISHED_AGAIN"), {("recoveries_total", "published_again"): 1}),
     (events.MessagesPublishedAgain("shop.1", 5), {("messages_published_again_total", "shop"): 5}),
+    (events.TransactionsForgotten("shop.1~2", 3, 5), {("forgotten_transactions_total", "shop"): 3}),
     (events.JournalOpened("shop"), {("journal_openings_total", "shop"): 1}),
     (
         events.BatchProcessed("billing.2", {"orders": 3, "refunds": 1}, 0.5),
@@ -117,8 +125,9 @@ class Source:
 
 
 def test_names_follow_the_rules_and_differ() -> None:
-    metrics = (*COUNTED, *READ)
-    assert len({metric.name for metric in metrics}) == len({metric.otel_name for metric in metrics}) == len(metrics)
+    metrics = (*COUNTED, *READ, *EXPORTED)
+    assert len({metric.name for metric in metrics}) == len(metrics)
+    assert len({metric.otel_name for metric in (*COUNTED, *READ)}) == len((*COUNTED, *READ))
     for metric in metrics:
         assert re.fullmatch("dualwrite(_[a-z]+)+", metric.name), metric
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric
@@ -143,7 +152,7 @@ def test_every_event_has_a_case() -> None:
 
 def test_the_page_has_every_metric() -> None:
     page = (ROOT / "docs/operations/metrics.md").read_text()
-    for metric in (*COUNTED, *READ):
+    for metric in (*COUNTED, *READ, *EXPORTED):
         kind = " (histogram)" if metric.kind == "histogram" else ""
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         assert f"| `{metric.name}`{kind} | {labels} | {metric.help} |" in page
@@ -240,6 +249,60 @@ def test_metrics_of_several_processes_are_added(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_worker_of_uvicorn_that_was_killed_leaves_no_gauges(tmp_path: Path) -> None:
+    """The service of the page, with a reading: gauges are those of living workers, and what was counted stays."""
+    page = (ROOT / "docs" / "operations" / "metrics.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- file: metered.py -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    reading = """
+        from dualwrite.observability import events
+        from dualwrite.observability.observers import notify
+        from dualwrite.observability.readings import Reading, add_source
+
+        class Source:
+            def readings(self):
+                return [Reading("pool_waiting_calls", 2, {"prefix": "shop"})]
+
+        kept = Source()
+        add_source(kept)
+
+        @app.get("/order")
+        def order():
+            notify(events.UnitEnded("shop", "order", 0.25, 0.5, None))
+    """
+    (tmp_path / "metered.py").write_text(found[1] + textwrap.dedent(reading))
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "uvicorn", "--workers", "2", "--log-level", "warning", "--port", address.split(":")[1]]
+    with subprocess.Popen(
+        [*command, "metered:app"], cwd=tmp_path, env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    ) as server:
+        try:
+
+            def metrics() -> str:
+                with suppress(OSError):
+                    return str(urllib.request.urlopen(f"http://{address}/metrics/", timeout=LIMIT).read().decode())
+                return ""
+
+            def workers() -> set[int]:
+                return {int(file.stem.rpartition("_")[2]) for file in folder.glob("gauge_livesum_*.db")}
+
+            until(lambda: 'dualwrite_pool_waiting_calls{prefix="shop"} 4.0' in metrics(), metrics)
+            urllib.request.urlopen(f"http://{address}/order", timeout=LIMIT).close()
+            killed = workers().pop()
+            os.kill(killed, signal.SIGKILL)
+            until(lambda: killed not in workers() and len(workers()) == 2, lambda: f"{workers()}")
+            until(lambda: 'dualwrite_pool_waiting_calls{prefix="shop"} 4.0' in metrics(), metrics)
+            assert 'dualwrite_units_total{outcome="committed",prefix="shop"} 1.0' in metrics()
+        finally:
+            server.terminate()
+            server.wait(LIMIT)
+    assert workers() == set(), "those that end take their gauges with them"
 
 
 @pytest.mark.parametrize(

@@ -16,22 +16,21 @@ import dualwrite
 from console.console_scene import Browser, operator
 from crash.scene import Scene
 from dualwrite import DualWriteError, InDoubtTransactionError, PoolOptions, Settings, Timeouts
-from dualwrite.cli.exported import LATE
-from dualwrite.cli.metrics import Exporter
+from dualwrite.cli.metrics import LATE_SECONDS, Exporter
 from dualwrite.console import console
 from dualwrite.devcluster import DevCluster
 from dualwrite.observability import otel_names, prometheus
 from fixtures.broker import started
-from fixtures.pace import LIMIT, joined, until
+from fixtures.pace import LIMIT, joined, limit, until
 from fixtures.prometheus_server import Prometheus, panel, scraping
 from observability.recorded_spans import RecordedSpans, recording
 from pool.pool_scene import both, open_pool
 
 CALLERS = 8
-SCRAPES = 5
+SCRAPES = min(10, round(limit(3)))
 """Seconds between two looks of Prometheus, which give a busy machine time to answer."""
 
-PAUSE = 0.02
+PAUSE = 0.1
 """Seconds between two units of a caller: what looks on runs in this process as well."""
 
 
@@ -134,7 +133,7 @@ def test_callers_metrics_dashboard_alerts_traces_log_and_console_tell_the_same(
     registry, exported, prefix = CollectorRegistry(), CollectorRegistry(), scene.transactional_id
     url = scene.events.database.url.render_as_string(hide_password=False)
     settings = Settings(database_url=url, kafka={"bootstrap.servers": broker.bootstrap_servers})
-    exported.register(Exporter(settings, ["database", "kafka"], limit=SCRAPES - 1, late=LATE))
+    exported.register(Exporter(settings, ["database", "kafka"], limit=SCRAPES - 1, late=LATE_SECONDS))
     with ExitStack() as stack:
         stack.enter_context(caplog.at_level(logging.WARNING, "dualwrite"))
         prometheus.install(registry)

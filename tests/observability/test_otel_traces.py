@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -321,6 +321,69 @@ def test_coroutines_of_different_requests_never_mix(scene: Scene, spans: Recorde
         assert {trace_id(span) for span in spans.all if parent_id(span) == span_id(begun)} == {trace_id(begun)}
 
 
+async def leave(stream: AsyncIterator[None], spans: RecordedSpans, ended: str) -> None:
+    """Read one item of a generator, and wait until the loop has ended its span."""
+    async for _ in stream:
+        break
+    del stream
+    async with asyncio.timeout(LIMIT):
+        while not spans.named(ended):  # noqa: ASYNC110  (a span sets no event)
+            await asyncio.sleep(0.001)
+
+
+@table("kind, ended", [("unit", "unit"), ("message", "process orders"), ("batch", "process orders")])
+def test_a_generator_that_is_left_leaves_no_span_behind(kind: str, ended: str) -> None:
+    """Its block ends in another task than it began in. Its span is not the current one of any task after that."""
+    begun: list[asyncio.Task[None]] = []
+
+    async def main(spans: RecordedSpans) -> None:
+        over = asyncio.Event()
+
+        async def background() -> None:
+            await over.wait()
+            spans.tracer.start_span("background").end()
+
+        async def stream() -> AsyncIterator[None]:
+            trace = tracing.unit_trace("unit", "orders-1", 0)
+            messages = [Consumed()] * (1 + (kind == "batch"))
+            with tracing.ending(trace), trace.current() if kind == "unit" else tracing.processing("billing", messages):
+                begun.append(asyncio.create_task(background()))
+                yield
+
+        with spans.tracer.start_as_current_span("request"):
+            await leave(stream(), spans, ended)
+            over.set()
+            await begun[0]
+            spans.tracer.start_span("after").end()
+            tracing.unit_trace("next", "orders-1", 0).end(None)
+
+    with recording() as spans:
+        before = context.get_current()
+        asyncio.run(main(spans))
+        assert context.get_current() == before
+        assert {"after", "background", "next"} <= set(spans.children(spans.one("request")))
+
+
+def test_a_block_of_a_pool_in_a_generator_that_is_left(
+    scene: Scene, spans: RecordedSpans, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(pool: aio.AsyncWriterPool[Any]) -> None:
+        async def stream() -> AsyncIterator[None]:
+            async with pool.transaction() as tx:
+                tx.send(scene.topic, "never")
+                yield
+
+        with spans.tracer.start_as_current_span("request"):
+            await leave(stream(), spans, "transaction")
+            async with pool.transaction() as tx:
+                tx.send(scene.topic, "1")
+
+    in_pool(scene, use)
+    assert spans.children(spans.one("request")) == ["transaction", "transaction"]
+    assert [message.value() for message in read_topic(scene.bootstrap, scene.topic)] == [b"1"]
+    assert "detach" not in caplog.text
+
+
 # --- messages -----------------------------------------------------------------------------------------------------------------
 
 
@@ -600,8 +663,7 @@ class BadTracer:
         return BrokenTracer()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tracer", [BrokenTracer(), BadTracer()], ids=["broken", "bad"])
+@pytest.mark.parametrize("tracer", [BrokenTracer(), pytest.param(BadTracer(), marks=pytest.mark.slow)], ids=["broken", "bad"])
 def test_a_tracer_that_fails_never_fails_the_work(
     scene: Scene, tracer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -24,9 +24,7 @@ Pool = aio.AsyncWriterPool[Any]
 @asynccontextmanager
 async def opened(scene: Scene, **changes: Any) -> AsyncIterator[Pool]:
     given = {"options": PoolOptions(timeout=LIMIT), "timeouts": timeouts(), **changes}
-    async with await aio.create_pool(
-        scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, **given
-    ) as pool:
+    async with aio.create_pool(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, **given) as pool:
         yield pool
 
 

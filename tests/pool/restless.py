@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from dualwrite.pool import scaling
-from dualwrite.pool.scaling import Scaling, Seen
+from dualwrite.pool.scaling import SERIAL, Measured, Scaling
 
 MOST: Final = 6
 
@@ -16,9 +16,9 @@ MOST: Final = 6
 class Restless(Scaling):
     """Chooses the number of groups at random, whatever it sees."""
 
-    def decide(self, seen: Seen) -> None:
+    def decide(self, seen: Measured) -> None:
         del seen
-        self._place = random.randrange(len(self._levels))
+        self.groups = random.choice([level for level in scaling._LEVELS if level <= self._limit] or [SERIAL])
 
 
 class RestlessScaler(scaling.Scaler):
@@ -33,5 +33,5 @@ def make_restless(patch: pytest.MonkeyPatch) -> None:
     """Pools that are made from now on decide after every few groups."""
     patch.setattr(scaling, "Scaling", Restless)
     patch.setattr("dualwrite.pool.pool.Scaler", RestlessScaler)
-    for name, value in {"_SETTLING": 0.0, "_LEAST_SECONDS": 0.0, "_LEAST_GROUPS": 1, "_LEAST_TURNS": 0}.items():
-        patch.setattr(scaling, name, value)
+    for name in ("_SETTLING_SECONDS", "_WINDOW_SECONDS"):
+        patch.setattr(scaling, name, 0.0)

@@ -12,6 +12,7 @@ import pytest
 import dualwrite
 from crash.scene import Scene
 from dualwrite import Transaction, WriterPool, aio
+from dualwrite.aio.async_pool import OpeningPool
 from dualwrite.errors import ConfigurationError, PoolTimeoutError, StoreCommitFailedError, UsageError
 from fixtures.pace import LIMIT, done, limit, until
 from pool.aio_scene import Pool, both_here, held, in_loop, in_pool, opened
@@ -38,6 +39,27 @@ def test_the_loop_is_woken_once_for_a_group(scene: Scene) -> None:
     in_loop(main())
     assert len(woken) <= 2, "the unit that was held back, and a group of 40"
     assert scene.agree() == list(range(40))
+
+
+def test_a_pool_is_opened_by_await_or_by_a_block_and_says_what_it_is(scene: Scene) -> None:
+    def made() -> OpeningPool[Any]:
+        return aio.create_pool(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id, size=1)
+
+    async def main() -> None:
+        with pytest.raises(AttributeError, match=r"(?s)not open.*await aio\.create_pool"):
+            made().run  # type: ignore[attr-defined]  # noqa: B018  (forgotten, as everybody does at first)
+        async with made() as pool:
+            assert repr(pool) == f"<AsyncWriterPool on <WriterPool {scene.transactional_id!r}: 1 writers, 0 calls waiting>>"
+            await pool.run(both, scene, 1)
+        assert repr(pool).endswith(": closed>>")
+        pool = await made()
+        await pool.run(both, scene, 2)
+        await pool.close()
+
+    in_loop(main())
+    with scene.connect() as writer:
+        assert repr(writer) == f"<DualWriter {scene.transactional_id!r}: is open, between transactions>"
+    assert scene.agree() == [1, 2]
 
 
 def test_the_size_changes_while_coroutines_use_the_pool(scene: Scene) -> None:
@@ -122,11 +144,11 @@ def test_the_event_loop_runs_during_units(scene: Scene) -> None:
 def test_a_call_that_would_block_the_event_loop_is_refused_and_submit_is_not(scene: Scene) -> None:
     async def main(threads: WriterPool[Any]) -> None:
         for run in (threads.run, threads.with_options(key="k").run):
-            with pytest.raises(UsageError, match=r"run\(both\) would block the event loop .* await pool\.run\("):
+            with pytest.raises(UsageError, match=r"(?s)run\(both\) would block the event loop .* await pool\.run\("):
                 run(both, scene, 1)
         with pytest.raises(UsageError, match="would block the event loop"):
             threads.transactional(attempts=3)(both)(scene, 1)
-        with pytest.raises(UsageError, match=r"transaction\(\) would block .* async with pool\.transaction"):
+        with pytest.raises(UsageError, match=r"(?s)transaction\(\) would block .* async with pool\.transaction"):
             threads.transaction().__enter__()
         assert await asyncio.wrap_future(threads.submit(both, scene, 2)) == 2
         assert await asyncio.to_thread(threads.run, both, scene, 3) == 3

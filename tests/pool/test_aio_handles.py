@@ -273,7 +273,7 @@ async def opened_on_psycopg(scene: Scene) -> AsyncIterator[aio.AsyncWriterPool]:
     store = SqlStateStore.from_psycopg(lambda: psycopg.connect(url))
     options: dict[str, Any] = {"options": PoolOptions(timeout=LIMIT), "timeouts": timeouts()}
     try:
-        async with await aio.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, **options) as pool:
+        async with aio.create_pool(store, kafka=scene.settings, prefix=scene.transactional_id, **options) as pool:
             yield pool
     finally:
         store.close()

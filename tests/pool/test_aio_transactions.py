@@ -13,7 +13,7 @@ import pytest
 
 from crash.databases import DATABASES
 from crash.scene import Scene
-from dualwrite import PoolOptions, WriterPool, aio
+from dualwrite import WriterPool, aio
 from dualwrite.errors import PoolTimeoutError, StoreCommitFailedError, WriterClosedError
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, until
@@ -143,26 +143,6 @@ def test_a_timeout_names_what_holds_the_writer(scene: Scene) -> None:
 
     in_loop(main())
     assert scene.agree() == [1]
-
-
-@pytest.mark.slow
-def test_closing_the_pool_cancels_a_block_that_does_not_end(scene: Scene) -> None:
-    async def stuck(pool: Pool, begun: asyncio.Event) -> None:
-        async with pool.transaction(timeout=LIMIT) as tx:
-            await both_here(tx, scene, 1)
-            begun.set()
-            await asyncio.Event().wait()
-
-    async def main() -> None:
-        begun = asyncio.Event()
-        async with opened(scene, options=PoolOptions(timeout=6.0)) as pool:
-            running = asyncio.ensure_future(stuck(pool, begun))
-            await begun.wait()
-        with pytest.raises(WriterClosedError, match="was cancelled, and is rolled back"):
-            await running
-
-    in_loop(main())
-    assert scene.agree() == []
 
 
 # --- event loops that end ---------------------------------------------------------------------------------------------

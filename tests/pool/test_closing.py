@@ -93,7 +93,7 @@ def test_a_stuck_unit_is_named_and_queued_calls_never_run(scene: Scene) -> None:
             submitted = pool.submit(both, scene, 3)
             waits_for_all = threads.submit(wait, [submitted], LIMIT)
             until(lambda: pool.waiting == 2, "both wait")
-            with pytest.raises(ConcurrentUseError, match=r"stuck.<locals>.stuck .*neither side has committed") as caught:
+            with pytest.raises(ConcurrentUseError, match=r"(?s)stuck.<locals>.stuck .*neither side has committed") as caught:
                 pool.close(timeout=0.1)
             assert "within 0.1 s" in str(caught.value)
             assert f"dualwrite recover --prefix {scene.transactional_id}." in str(caught.value)
@@ -144,7 +144,7 @@ def test_a_separate_transaction_that_does_not_end(scene: Scene) -> None:
     with pool.transaction() as tx:
         waits = pool.submit(both, scene, 1)
         until(lambda: pool.waiting == 0, "a thread has taken it, and waits for a writer")
-        with pytest.raises(ConcurrentUseError, match=r"a transaction of its own .*neither side has committed"):
+        with pytest.raises(ConcurrentUseError, match=r"(?s)a transaction of its own .*neither side has committed"):
             pool.close(timeout=0.1)
         assert waits.cancelled()
         both(tx, scene, 2)
@@ -159,7 +159,7 @@ def test_a_commit_that_hangs_in_kafka(scene: Scene) -> None:
         try:
             future = pool.submit(both, scene, 1)
             happened(reached)
-            with pytest.raises(ConcurrentUseError, match=r"committing a group of 1 unit .*the database has committed"):
+            with pytest.raises(ConcurrentUseError, match=r"(?s)committing a group of 1 unit .*the database has committed"):
                 pool.close(timeout=0.1)
         finally:
             release.set()

@@ -176,20 +176,20 @@ def test_an_id_that_is_claimed_before_a_unit_runs(scene: Scene) -> None:
 
 def test_ids_that_are_claimed_each_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends after the pool's time limit, on both paths, and the unit has not run."""
-    begin, begin_group = DualWriter.checked_transaction, DualWriter.group_transaction
+    begin, begin_untraced = DualWriter.checked_transaction, DualWriter.untraced_transaction
 
     def claimed_first(writer: DualWriter[Any]) -> Any:
         claim(scene)
         return begin(writer)
 
-    def group_claimed_first(writer: DualWriter[Any], **options: Any) -> Any:
+    def untraced_claimed_first(writer: DualWriter[Any]) -> Any:
         claim(scene)
-        return begin_group(writer, **options)
+        return begin_untraced(writer)
 
     with open_pool(scene, size=1, options=PoolOptions(timeout=1)) as pool:
         with monkeypatch.context() as patched:
             patched.setattr(DualWriter, "checked_transaction", claimed_first)
-            patched.setattr(DualWriter, "group_transaction", group_claimed_first)
+            patched.setattr(DualWriter, "untraced_transaction", untraced_claimed_first)
             with pytest.raises(FencedError), pool.transaction() as tx:
                 both(tx, scene, 1)
             assert isinstance(pool.submit(both, scene, 2).exception(LIMIT), FencedError)

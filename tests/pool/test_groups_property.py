@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from crash.scene import Scene
 from dualwrite import PoolOptions, Transaction, WriterPool
 from dualwrite.pool.group import SavepointPolicy
-from dualwrite.stores.sql.session_text import Effect, SessionEffects
+from dualwrite.stores.sql.isolation import Effect, SessionEffects
 from fixtures.pace import LIMIT, until
 from fixtures.tiers import thinned
 from pool.pool_scene import both, held, open_pool, psycopg_store

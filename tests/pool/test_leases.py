@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
 
@@ -29,11 +30,14 @@ from dualwrite.errors import (
     PoolTimeoutError,
     WriterClosedError,
 )
-from dualwrite.outages import database_at
+from dualwrite.observability.outages import database_at
 from dualwrite.pool.pool_ids import FixedIds, LeasedIds
 from dualwrite.pool.writers import Writers
+from dualwrite.state import ProducerKind
 from dualwrite.stores.leases import Lease, LeaseStore
 from dualwrite.stores.rocksdb import RocksDBStore
+from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.tables import lease_table
 from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.topics import OpenTransactionsError
 from fixtures.pace import LIMIT, done, limit, until, until_recorded
@@ -378,6 +382,24 @@ def test_status_shows_leases(tmp_path: Any, capsys: pytest.CaptureFixture[str], 
     (lease,) = json.loads(capsys.readouterr().out)["leases"]
     assert (lease["transactional_id"], lease["owner"], lease["is_expired"]) == ("shop.2", "pool there", True)
     assert lease["seconds_left"] < 0
+
+
+def test_status_says_that_a_lease_is_impossible(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    """The database's clock has gone back after a pool died: its lease would hold its transaction for that long."""
+    with dualwrite.store_from_url(scene.url) as store:
+        assert isinstance(store, SqlStateStore)
+        name = f"{scene.transactional_id}.1"
+        store.leases.acquire([name], "pool gone", seconds=5)
+        store.acquire_generation(store.claim(name, "pool gone", timeout=LIMIT), ProducerKind.NATIVE)
+        command = ["status", "--url", scene.url, "--prefix", scene.transactional_id]
+        assert main(command) == 0
+        with store.engine.begin() as connection:
+            connection.execute(lease_table.update().values(leased_until=datetime.now(UTC) + timedelta(hours=1)))
+        capsys.readouterr()
+        assert main(command) == 3
+        text = " ".join(capsys.readouterr().out.split())
+        assert "more than was leased: the database's clock went back" in text
+        assert "dualwrite recover" in text
 
 
 # --- parts --------------------------------------------------------------------------------------------------------------------

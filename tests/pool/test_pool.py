@@ -24,7 +24,7 @@ from dualwrite.errors import (
     UsageError,
     WriterClosedError,
 )
-from dualwrite.pool.calls import Call
+from dualwrite.pool.calls import UnitCall
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import OpenTransactionsError, read_committed
 from fixtures.pace import LIMIT, done, happened, limit
@@ -39,7 +39,7 @@ def test_the_default_time_limits_suit_a_request(scene: Scene) -> None:
     for given, seconds in ((None, 20.0), (dualwrite.Timeouts(claim=5.0), 20.0), (dualwrite.Timeouts(delivery=60.0), 60.0)):
         with open_pool(scene, size=1, timeouts=given) as pool:
             (writer,) = pool._writers._open
-            assert {lane._timeouts.for_delivery for lane in writer._lanes} == {seconds}
+            assert {lane.ownership.parties.timeouts.for_delivery for lane in writer._lanes} == {seconds}
 
 
 # --- what a caller gets -----------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_a_unit_that_only_returns_a_generator_is_refused(scene: Scene, size: int
 
 def test_the_name_of_a_call_of_a_partial() -> None:
     """For errors: a partial has no name."""
-    assert Call(partial(both, number=1), (), {}, None).name.startswith("functools.partial")
+    assert UnitCall(partial(both, number=1), (), {}, None).name.startswith("functools.partial")
 
 
 # --- ordering -----------------------------------------------------------------------------------------------------------------

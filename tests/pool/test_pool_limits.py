@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import threading
@@ -17,13 +16,12 @@ import sqlalchemy as sa
 
 from crash.events import write_event
 from crash.scene import Scene
-from dualwrite import PoolOptions, Transaction, WriterPool, aio
+from dualwrite import PoolOptions, Transaction, WriterPool
 from dualwrite.errors import ConfigurationError, PoolTimeoutError
-from dualwrite.pool.calls import Call
+from dualwrite.pool.calls import UnitCall
 from dualwrite.testing import failpoints
 from dualwrite.testing.topics import read_committed
 from fixtures.pace import LIMIT, done, happened, limit, until
-from pool.aio_scene import in_loop
 from pool.pool_scene import both, grouped, held, open_pool, psycopg_store
 
 
@@ -124,11 +122,11 @@ def test_a_unit_runs_unless_its_call_timed_out(scene: Scene) -> None:
 
 
 def test_a_call_starts_at_most_once() -> None:
-    call = Call(both, (), {}, None)
+    call = UnitCall(both, (), {}, None)
     assert call.begin()
     assert call.begin()
     assert not call.future.cancel()
-    call = Call(both, (), {}, None)
+    call = UnitCall(both, (), {}, None)
     assert call.future.cancel()
     assert not call.begin()
     assert not call.begin()
@@ -250,37 +248,3 @@ def test_savepoints_in_units_count(scene: Scene, unit: Callable[..., None], care
     subtransactions = [after - before for before, after in itertools.pairwise(seen)]
     assert max(subtransactions) <= 64
     assert max(subtransactions) > 40, "and groups are not smaller than they must be"
-
-
-# --- coroutines -----------------------------------------------------------------------------------------------------------
-
-
-async def here(tx: aio.AsyncTransaction, scene: Scene, number: int) -> None:
-    tx.send(scene.topic, str(number))
-
-
-@pytest.mark.slow
-def test_the_timeout_applies_to_coroutines_while_another_unit_of_the_group_runs(scene: Scene) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        threads = open_pool(scene, size=1)
-
-        def started(unit: Callable[..., Any], seconds: float) -> Callable[[], Future[Any]]:
-            async def run() -> Any:
-                return await pool.with_options(timeout=seconds).run(unit, scene, 1)
-
-            return lambda: asyncio.run_coroutine_threadsafe(run(), loop)
-
-        async with aio.AsyncWriterPool(threads) as pool:
-            units = [started(unit, seconds) for unit in (both, here) for seconds in (limit(0.5), LIMIT)]
-            stuck = stuck_in_a_group(threads, *units)
-            futures = await asyncio.to_thread(stuck.__enter__)
-            for late, patient in (futures[:2], futures[2:]):
-                with pytest.raises(PoolTimeoutError, match="stuck"):
-                    await asyncio.wrap_future(late)
-                patient.cancel()
-            await asyncio.to_thread(stuck.__exit__, None, None, None)
-            assert await pool.run(both, scene, 2) == 2
-
-    in_loop(main())
-    assert scene.agree() == [2]

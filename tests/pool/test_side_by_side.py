@@ -19,7 +19,7 @@ from crash.scene import Scene
 from crash.worker import timeouts
 from dualwrite import PoolOptions, PoolTimeoutError, StoreUnavailableError, Transaction
 from dualwrite.pool import scaling
-from dualwrite.pool.scaling import SERIAL, Scaling, Seen
+from dualwrite.pool.scaling import SERIAL, Measured, Scaling
 from dualwrite.testing.topics import read_committed
 from fixtures.pace import LIMIT, done, until
 from pool.pool_scene import both, open_pool
@@ -33,10 +33,10 @@ SLEEP = {"postgresql": "SELECT pg_sleep(0.01)", "mariadb": "SELECT sleep(0.01)"}
 class Side(Scaling):
     """Runs four groups side by side until conflicts are repeated."""
 
-    def decide(self, seen: Seen) -> None:
+    def decide(self, seen: Measured) -> None:
         del seen
-        if self._clock() >= self._serial_until:
-            self._place = self._levels.index(4)
+        if self._clock() >= self._pauses_until:
+            self.groups = 4
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def test_groups_that_lock_the_same_rows_in_another_order_fail_for_nobody(
         counted.append(caller)
 
     with open_pool(scene, size=4) as pool, calling(call, 8):
-        until(lambda: pool._scaler._scaling._serial_until > 0)
+        until(lambda: pool._scaler._scaling._pauses_until > 0)
         assert pool._scaler.side_by_side == SERIAL
     with engine.begin() as connection:
         assert set(connection.scalars(text("SELECT n FROM hot"))) == {len(counted)}

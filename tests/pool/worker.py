@@ -103,7 +103,7 @@ async def call_at_once(database: Any, units: tuple[Any, Any], numbers: Iterator[
             with outcome(number):
                 await pool.run(units[number % 2], number)
 
-    async with await aio.create_pool(database, **options) as pool:
+    async with aio.create_pool(database, **options) as pool:
         say("open")
         await asyncio.gather(*(call(pool) for _ in range(callers)))
 

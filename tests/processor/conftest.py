@@ -10,6 +10,7 @@ from processor_scene import ProcessorScene
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
 from fixtures.broker import started
+from fixtures.broker_door import BrokerBehindDoor, Door, behind_door
 
 BRISK = {
     "group.min.session.timeout.ms": "500",
@@ -22,10 +23,22 @@ BRISK = {
 """A dead member's partitions are given to others soon, in both protocols."""
 
 
-@pytest.fixture(scope="session")
-def brisk() -> Iterator[DevCluster]:
-    with started(config=BRISK) as cluster:
-        yield cluster
+@pytest.fixture(scope="module")
+def _brisk_and_door() -> Iterator[tuple[DevCluster, Door]]:
+    with Door() as door, started(config=BRISK, proxy_port=door.port) as cluster:
+        yield cluster, door
+
+
+@pytest.fixture(scope="module")
+def brisk(_brisk_and_door: tuple[DevCluster, Door]) -> DevCluster:
+    return _brisk_and_door[0]
+
+
+@pytest.fixture
+def brisk_behind_door(_brisk_and_door: tuple[DevCluster, Door]) -> Iterator[BrokerBehindDoor]:
+    """The same broker, for a test in which it is down."""
+    with behind_door(*_brisk_and_door) as found:
+        yield found
 
 
 @pytest.fixture

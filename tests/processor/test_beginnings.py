@@ -58,21 +58,21 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[Partition, int]
         found.append(look(progress, consumer))
         return found[-1]
 
-    monkeypatch.setattr("dualwrite.processor.loop._CHECK_INTERVAL", 0.1)
+    monkeypatch.setattr("dualwrite.processor.loop._CHECK_SECONDS", 0.1)
     monkeypatch.setattr(Progress, "moved_by_others", moved_by_others)
     return found
 
 
 def delete_until(scene: ProcessorScene, offset: int, *partitions: int) -> None:
     """As retention does."""
-    admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers})
+    admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers}, LIMIT)
     wanted = [TopicPartition(scene.source, number, offset) for number in partitions or range(PARTITIONS)]
     for done in admin.delete_records(wanted).values():
         done.result(LIMIT)
 
 
 def make_again(scene: ProcessorScene) -> None:
-    admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers})
+    admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers}, LIMIT)
     admin.delete_topics([scene.source])[scene.source].result(LIMIT)
     until(lambda: scene.source not in admin.list_topics(timeout=LIMIT).topics, "the topic is gone")
     make_topic(scene.broker, scene.source, PARTITIONS)
@@ -166,7 +166,7 @@ def test_an_added_partition_begins_at_its_first_message(
     settings = {**PROTOCOLS[protocol], "topic.metadata.refresh.interval.ms": 300}
     with scene.running(offsets=offsets, start="latest", **settings):
         produced = produce_until(scene, count(8, PARTITIONS), lambda: scene.events.numbers(scene.group))
-        admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers})
+        admin = admin_client({"bootstrap.servers": scene.broker.bootstrap_servers}, LIMIT)
         admin.create_partitions([NewPartitions(scene.source, PARTITIONS + 1)])[scene.source].result(LIMIT)
         until(
             lambda: PARTITIONS in admin.list_topics(scene.source, timeout=LIMIT).topics[scene.source].partitions,

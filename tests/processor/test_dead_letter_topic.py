@@ -17,14 +17,23 @@ from processor_scene import ProcessorScene
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import BrokerUnavailableError, DeliveryError, MessageFailedError
+from dualwrite.errors import (
+    BrokerUnavailableError,
+    DeliveryError,
+    InDoubtTransactionError,
+    MessageFailedError,
+    ProducerFencedError,
+    UnknownTopicError,
+)
+from dualwrite.kafka import NativeProducer
 from dualwrite.observability import otel_traces
+from dualwrite.processor import dead_letter_topic
 from dualwrite.processor.dead_letter_topic import DeadLetterTopic
 from dualwrite.processor.dead_letters import MARK, REPLAYED_FOR
 from dualwrite.testing.server_process import free_port
 from fixtures.broker import make_topic, read_topic
 from fixtures.command import output_of
-from fixtures.pace import until, until_recorded
+from fixtures.pace import LIMIT, until, until_recorded
 
 BAD = (3, 6, 9)
 
@@ -199,6 +208,59 @@ def test_a_replay_that_is_killed_has_no_effect(
     assert scene.agree() == list(range(12))
 
 
+def test_a_replay_whose_commit_is_not_answered_is_in_doubt_and_the_next_one_knows(
+    scene: ProcessorScene, failed: tuple[Service, DeadLetterTopic, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, topic, _ = failed
+    service.is_mended = True
+    commit = NativeProducer.commit_transaction
+
+    def unanswered(producer: NativeProducer, *, timeout: float) -> None:
+        commit(producer, timeout=timeout)
+        raise BrokerUnavailableError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NativeProducer, "commit_transaction", unanswered)
+        with pytest.raises(InDoubtTransactionError, match="were replayed"):
+            topic.replay(scene.group)
+    assert topic.replay(scene.group) == 0
+    scene.wait_for(range(12))
+    assert scene.agree() == list(range(12))
+
+
+def test_of_two_replays_at_the_same_time_one_is_fenced(
+    scene: ProcessorScene, failed: tuple[Service, DeadLetterTopic, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, topic, _ = failed
+    service.is_mended = True
+    prepare = NativeProducer.prepare_transaction
+    counts: list[int] = []
+
+    def overtaken(producer: NativeProducer, *, timeout: float) -> Any:
+        monkeypatch.setattr(NativeProducer, "prepare_transaction", prepare)
+        counts.append(topic.replay(scene.group))
+        return prepare(producer, timeout=timeout)
+
+    monkeypatch.setattr(NativeProducer, "prepare_transaction", overtaken)
+    with pytest.raises((ProducerFencedError, InDoubtTransactionError)) as raised:
+        topic.replay(scene.group)
+    assert counts == [3], f"the replay that fences the other one has failed: {raised.value!r}"
+    scene.wait_for(range(12))
+    assert scene.agree() == list(range(12))
+
+
+def test_a_replay_with_a_producer_that_must_be_replaced_goes_on_with_the_next_one(
+    scene: ProcessorScene, failed: tuple[Service, DeadLetterTopic, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, topic, _ = failed
+    service.is_mended = True
+    monkeypatch.setattr(dead_letter_topic, "_LOT_SIZE", 2)
+    monkeypatch.setattr(NativeProducer, "must_be_replaced", True)
+    assert topic.replay(scene.group) == 3
+    scene.wait_for(range(12))
+    assert scene.agree() == list(range(12))
+
+
 def test_many_dead_letters_in_a_row_stop_the_processor(scene: ProcessorScene, dead: str) -> None:
     def refuse(message: Any, _: dualwrite.Transaction[Any]) -> None:
         raise LookupError(f"the registry answers 404 for {message.offset()}")
@@ -245,3 +307,11 @@ def test_without_a_broker_there_is_one_error_and_no_noise(capfd: pytest.CaptureF
         DeadLetterTopic("orders.dead", f"127.0.0.1:{free_port()}", timeout=1.0).letters()
     assert "check that the brokers are running" in (caught.value.next_step or "")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_topic_that_does_not_exist_is_named_and_not_created(broker: DevCluster, new_name: Callable[[str], str]) -> None:
+    """The broker creates topics automatically."""
+    name = new_name("typo")
+    with pytest.raises(UnknownTopicError, match=name):
+        DeadLetterTopic(name, broker.bootstrap_servers).letters()
+    assert name not in AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=LIMIT).topics

@@ -104,7 +104,7 @@ def test_status(stored: str, url: str, broker: DevCluster, capsys: pytest.Captur
 
 
 def test_list_shows_a_recreated_topic(stored: str, run: Run, broker: DevCluster) -> None:
-    admin = admin_client({"bootstrap.servers": broker.bootstrap_servers})
+    admin = admin_client({"bootstrap.servers": broker.bootstrap_servers}, LIMIT)
     admin.delete_topics([stored])[stored].result(LIMIT)
     until(lambda: stored not in admin.list_topics(timeout=LIMIT).topics, "the topic is gone")
     make_topic(broker, stored, 2)

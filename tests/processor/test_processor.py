@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -20,11 +19,12 @@ from dualwrite.errors import (
     MessageFailedError,
     MessageTooLargeError,
     StoreUnavailableError,
+    UsageError,
 )
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import Batch
 from dualwrite.processor import DualProcessor
-from dualwrite.processor.position_keeping import StoredProgress
+from dualwrite.processor.progress import Progress
 from dualwrite.stores.positions import Move, Position
 from fixtures.broker import make_topic, read_topic
 from fixtures.pace import LIMIT, until, until_received, until_recorded
@@ -253,37 +253,17 @@ def test_a_position_reset_while_the_processor_runs(scene: ProcessorScene) -> Non
 
 
 @pytest.mark.slow
-def test_a_position_reset_while_another_partition_is_busy(scene: ProcessorScene) -> None:
-    scene.produce(range(8))
-    with scene.writer("operator") as operator, scene.running():
-        scene.wait_for(range(8))
-        positions = operator.store.positions
-        assert positions is not None
-        stored = positions.read(scene.group)[scene.source, 0]
-        positions.reset(scene.group, [Move(stored, Position(scene.source, 0, 0, stored.topic_id))])
-        busy = itertools.count(9, PARTITIONS)
-
-        def again() -> list[int]:
-            scene.produce([next(busy)])
-            return [one for one in scene.events.numbers(scene.group) if one == 4]
-
-        until_received(again, "what lies behind the position was processed again", at_least=2, pause=0.2)
-    found = Counter(scene.agree())
-    assert {number: times for number, times in found.items() if times > 1} == {0: 2, 4: 2}
-
-
-@pytest.mark.slow
 def test_a_moved_position_that_cannot_be_read(scene: ProcessorScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look fails, as if the database had gone away just then; the next attempt looks again."""
     scene.produce([0, 4, 8])
-    look, failures = StoredProgress.catch_up, iter([StoreUnavailableError("away")])
+    look, failures = Progress.catch_up, iter([StoreUnavailableError("away")])
 
-    def catch_up(progress: StoredProgress, consumer: Any, batch: Any) -> Any:
+    def catch_up(progress: Progress, consumer: Any, batch: Any) -> Any:
         for error in failures:
             raise error
         return look(progress, consumer, batch)
 
-    monkeypatch.setattr(StoredProgress, "catch_up", catch_up)
+    monkeypatch.setattr(Progress, "catch_up", catch_up)
     with scene.writer("operator") as operator:
         positions = operator.store.positions
         assert positions is not None
@@ -384,7 +364,7 @@ def test_a_failing_listener_of_the_commit_stops_nothing(scene: ProcessorScene, c
         ({"handle": print, "handle_batch": print}, "either handle or handle_batch"),
         ({"handle": print, "topics": "orders"}, "list of at least one topic"),
         ({"handle": print, "topics": []}, "list of at least one topic"),
-        ({"handle": print, "consumer": {}}, "A group id must be"),
+        ({"handle": print, "consumer": {}}, "A group.id must be"),
         ({"handle": print, "topics": ["orders", "^payments.*"]}, "is a pattern"),
     ],
 )
@@ -392,6 +372,13 @@ def test_invalid_arguments(scene: ProcessorScene, arguments: dict[str, Any], mes
     given = {"topics": [scene.source], "consumer": scene.settings(), **arguments}
     with scene.writer() as writer, pytest.raises(ConfigurationError, match=message):
         DualProcessor(writer, given.pop("consumer"), given.pop("topics"), **given)
+
+
+def test_without_a_database_there_is_a_pointer_to_confluent_kafka() -> None:
+    runner: Any = object()
+    with pytest.raises(UsageError, match="needs a DualWriter or a WriterPool") as caught:
+        DualProcessor(runner, {"group.id": "group"}, ["orders"], handle=print)
+    assert "send_offsets_to_transaction" in (caught.value.next_step or "")
 
 
 @table(

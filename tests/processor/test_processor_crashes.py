@@ -17,14 +17,14 @@ from processor_scene import ProcessorScene
 import dualwrite
 from crash.cases import WRITER_POINTS
 from dualwrite.devcluster import DevCluster
-from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
-from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.broker import make_topic, read_topic, started, wait_for_markers
 from fixtures.fork_server import ForkedProcess
+from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import LIMIT, ended, until, until_received, until_recorded
 from fixtures.producing import producing
 from fixtures.tiers import thinned
+from fixtures.zookeeper_server import ZooKeeperServer
 from processor.conftest import BRISK
 from processor.ledger import ledger
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -23,10 +24,10 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import AfterCommitError, MessageFailedError, SerializationError, UsageError
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.observability import BatchFailed, BatchProcessed, DeadLettered, Event, observing
-from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.processor import DualProcessor, ProcessorOptions, loop
 from dualwrite.testing import failpoints
 from fixtures.broker import make_topic, read_topic
-from fixtures.open_transactions import abort_ongoing
+from fixtures.open_transactions import abort_ongoing, left_open
 from fixtures.pace import LIMIT, until, until_received
 from fixtures.tiers import thinned
 
@@ -456,3 +457,39 @@ def test_messages_whose_commit_comes_too_late_are_published_again(scene: Process
     with failpoints.armed("before_kafka_commit", late), scene.running():
         scene.wait_for(range(30))
     assert scene.agree() == [*range(30)]
+
+
+@pytest.mark.slow
+def test_a_processor_tells_behind_whose_open_transaction_it_waits(
+    scene: ProcessorScene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(loop, "_CHECK_SECONDS", 0.2)
+    servers = scene.broker.bootstrap_servers
+    scene.produce([0])
+    with scene.running() as running, caplog.at_level(logging.INFO, "dualwrite.processor"):
+        scene.wait_for([0])
+        holder = left_open(servers, f"{scene.prefix}-holder", scene.source, value=b"9")
+        scene.produce([4])  # committed, and invisible until the open transaction has ended
+        at = f"{scene.source}-0 offset 1 for the open transaction of '{scene.prefix}-holder'"
+        until(lambda: at in running.processor.check().partitions.text, "the check tells it")
+        assert running.processor.check().is_ready  # a restart would not help
+        (told,) = [each for each in caplog.records if each.levelname == "WARNING" and " waits at " in each.getMessage()]
+        assert told.getMessage() == f"{scene.group}: waits at {at}: `dualwrite stuck --topic {scene.source}`"
+        assert (vars(told)["topic"], vars(told)["partition"], vars(told)["offset"]) == (scene.source, 0, 1)
+        holder.abort_transaction(LIMIT)
+        scene.wait_for([0, 4])
+        until(lambda: "waits" not in running.processor.check().partitions.text, "it goes on")
+    assert f"{scene.source}-0 goes on after offset 1" in caplog.text
+
+
+@pytest.mark.slow
+def test_each_failed_attempt_is_logged(scene: ProcessorScene, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(message: Any, _tx: Any) -> None:
+        raise ValueError(f"no {message.offset()}")
+
+    scene.produce([0])
+    with scene.running(refuse, attempts=3) as running:
+        assert isinstance(running.ended(), MessageFailedError)
+    failed = [each.getMessage() for each in caplog.records if " failed (attempt " in each.getMessage()]
+    assert [text.partition("(")[2] for text in failed] == [f"attempt {n}): ValueError: no 0" for n in (1, 2, 3)]

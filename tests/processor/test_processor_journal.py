@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,11 +13,10 @@ import pytest
 import dualwrite
 from crash.databases import Databases
 from dualwrite import ConfigurationError, JournalLimits, Transaction, aio
-from dualwrite.devcluster import DevCluster
-from dualwrite.outages import kafka_at
 from dualwrite.processor import AsyncDualProcessor, DualProcessor, ProcessorOptions
 from fixtures.broker import make_topic, read_topic
-from fixtures.pace import LIMIT, until
+from fixtures.broker_door import BrokerBehindDoor
+from fixtures.pace import until
 from fixtures.tiers import thinned
 from journal.chains import assert_chains
 from processor.journal_processing import JournalScene
@@ -31,32 +30,38 @@ COUNT = 60
 
 
 @pytest.fixture
-def scene(
-    databases: Databases, brisk: DevCluster, new_name: Callable[[str], str], database: str, producer: str
-) -> Iterator[JournalScene]:
-    """A topic with numbers from 0 on; the broker, which the test may kill, is running again after it."""
-    del producer
-    made = JournalScene(databases.scene(database, brisk).events, brisk, new_name)
-    made.produce(range(COUNT))
-    yield made
-    if not all(node.alive for node in brisk.status().nodes):
-        brisk.start(timeout=LIMIT)
+def brisk(brisk_behind_door: BrokerBehindDoor) -> BrokerBehindDoor:
+    """A broker that the tests make unreachable."""
+    return brisk_behind_door
 
 
 @pytest.fixture
-def dead(brisk: DevCluster, new_name: Callable[[str], str]) -> str:
+def scene(
+    databases: Databases, brisk: BrokerBehindDoor, new_name: Callable[[str], str], database: str, producer: str
+) -> JournalScene:
+    """A topic with numbers from 0 on."""
+    del producer
+    made = JournalScene(databases.scene(database, brisk).events, brisk, new_name)
+    made.produce(range(COUNT))
+    return made
+
+
+@pytest.fixture
+def dead(brisk: BrokerBehindDoor, new_name: Callable[[str], str]) -> str:
     """A topic for messages that can't be processed."""
     name = new_name("dead")
     make_topic(brisk, name)
     return name
 
 
-def killing(scene: JournalScene, broker: DevCluster, at: int = COUNT // 3) -> Callable[[Any, Transaction[Any]], None]:
-    """A handler in the middle of whose batch the broker dies: before that of this number commits, the first time."""
+def killing(scene: JournalScene, broker: BrokerBehindDoor, at: int = COUNT // 3) -> Callable[[Any, Transaction[Any]], None]:
+    """A handler in the middle of whose batch the broker goes: before that of this number commits, the first time."""
+    gone: list[int] = []
 
     def handle(message: Any, tx: Transaction[Any]) -> None:
         scene.add_link(message, tx)
-        if int(message.value()) == at and all(node.alive for node in broker.status().nodes):
+        if int(message.value()) == at and not gone:
+            gone.append(at)
             broker.kill()
 
     return handle
@@ -71,10 +76,9 @@ def killing(scene: JournalScene, broker: DevCluster, at: int = COUNT // 3) -> Ca
     indirect=["producer"],
 )
 def test_a_batch_that_an_outage_has_interrupted_goes_through_the_journal(
-    scene: JournalScene, brisk: DevCluster, dead: str, caplog: pytest.LogCaptureFixture
+    scene: JournalScene, brisk: BrokerBehindDoor, dead: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And so do those after it that were fetched before; each process says once that Kafka is down, and its positions move."""
-    kafka_at(brisk.bootstrap_servers).forget_all()  # the outages of other tests
     handle = killing(scene, brisk)
     with caplog.at_level(logging.WARNING, "dualwrite"), scene.pool() as pool:
         options = {"batch": 5, "attempts": 1, "dead_letter_topic": dead}
@@ -86,7 +90,7 @@ def test_a_batch_that_an_outage_has_interrupted_goes_through_the_journal(
             assert scene.stored() >= len(booked)
             until(lambda: sum(each.offset for each in known.positions.values()) >= len(booked), "its positions follow")
             records = [record for record in caplog.records if "librdkafka" not in record.getMessage()]
-            brisk.start(timeout=LIMIT)
+            brisk.start()
             scene.wait_for(range(COUNT))
             scene.until_closed()
             scene.produce(range(COUNT, COUNT + 10))
@@ -101,19 +105,19 @@ def test_a_batch_that_an_outage_has_interrupted_goes_through_the_journal(
 
 def test_an_outage_is_blamed_on_no_message(
     scene: JournalScene,
-    brisk: DevCluster,
+    brisk: BrokerBehindDoor,
     dead: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A pool runs units again only a few times when Kafka flaps; the processor then gets its error: here the first time."""
-    monkeypatch.setattr("dualwrite.pool.group.MOST_SWITCHES", 0)
+    monkeypatch.setattr("dualwrite.pool.group.MAX_SWITCHES", 0)
     handle = killing(scene, brisk)
     with caplog.at_level(logging.INFO, "dualwrite.processor"), scene.pool() as pool:
         options = {"batch": 5, "attempts": 1, "dead_letter_topic": dead}
         with scene.running(handle, runner=pool, **options, **PATIENT):
             scene.until_journaled()
-            brisk.start(timeout=LIMIT)
+            brisk.start()
             scene.wait_for(range(COUNT))
             scene.until_closed()
     scene.assert_once(COUNT)
@@ -122,7 +126,7 @@ def test_an_outage_is_blamed_on_no_message(
     assert {record.levelno for record in again if record.name == "dualwrite.processor.attempts"} == {logging.INFO}
 
 
-def test_a_writer_with_a_journal_of_its_own_goes_on_as_well(scene: JournalScene, brisk: DevCluster, dead: str) -> None:
+def test_a_writer_with_a_journal_of_its_own_goes_on_as_well(scene: JournalScene, brisk: BrokerBehindDoor, dead: str) -> None:
     """Its block is interrupted by the outage, and can't run again by itself: the processor runs the batch again."""
     writer = dualwrite.connect(
         scene.events.database,
@@ -133,7 +137,7 @@ def test_a_writer_with_a_journal_of_its_own_goes_on_as_well(scene: JournalScene,
     options = {"batch": 5, "attempts": 1, "dead_letter_topic": dead}
     with writer, scene.running(killing(scene, brisk), runner=writer, **options, **PATIENT):
         scene.until_journaled()
-        brisk.start(timeout=LIMIT)
+        brisk.start()
         scene.wait_for(range(COUNT))
         scene.until_closed()
     scene.assert_once(COUNT)
@@ -141,10 +145,10 @@ def test_a_writer_with_a_journal_of_its_own_goes_on_as_well(scene: JournalScene,
 
 
 def test_an_outage_that_another_process_has_noticed_is_blamed_on_no_message(
-    scene: JournalScene, brisk: DevCluster, dead: str, monkeypatch: pytest.MonkeyPatch
+    scene: JournalScene, brisk: BrokerBehindDoor, dead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has opened the gate in the middle of a transaction, which can't be recorded any more."""
-    monkeypatch.setattr("dualwrite.pool.group.MOST_SWITCHES", 0)
+    monkeypatch.setattr("dualwrite.pool.group.MAX_SWITCHES", 0)
     opened: list[bool] = []
 
     def handle(message: Any, tx: Transaction[Any]) -> None:
@@ -162,7 +166,7 @@ def test_an_outage_that_another_process_has_noticed_is_blamed_on_no_message(
 
 
 def test_a_full_journal_is_blamed_on_no_message(
-    scene: JournalScene, brisk: DevCluster, dead: str, caplog: pytest.LogCaptureFixture
+    scene: JournalScene, brisk: BrokerBehindDoor, dead: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     handle = killing(scene, brisk)
     is_refused = threading.Event()
@@ -172,20 +176,20 @@ def test_a_full_journal_is_blamed_on_no_message(
             handle(message, tx)
             if not is_refused.is_set() and any(each.outcome == "journaled" for each in scene.seen):
                 assert pool._keeper is not None
-                until(lambda: pool._keeper._journal.full, "the journal full")
+                until(lambda: pool._keeper.journal.full, "the journal full")
 
         options = {"batch": 5, "attempts": 1, "dead_letter_topic": dead}
         with scene.running(patient, runner=pool, **options, **PATIENT):
             until(lambda: "the journal is full" in caplog.text, "a batch is refused")
             is_refused.set()
-            brisk.start(timeout=LIMIT)
+            brisk.start()
             scene.wait_for(range(COUNT))
             scene.until_closed()
     scene.assert_once(COUNT)
     assert read_topic(brisk.bootstrap_servers, dead) == []
 
 
-def test_a_poison_message_is_found_while_kafka_is_down(scene: JournalScene, brisk: DevCluster, dead: str) -> None:
+def test_a_poison_message_is_found_while_kafka_is_down(scene: JournalScene, brisk: BrokerBehindDoor, dead: str) -> None:
     """Its dead letter goes through the journal, and its position moves with it."""
     handle = killing(scene, brisk)
     bad = COUNT // 2
@@ -198,44 +202,12 @@ def test_a_poison_message_is_found_while_kafka_is_down(scene: JournalScene, bris
     options = {"batch": 5, "attempts": 2, "dead_letter_topic": dead}
     with scene.pool() as pool, scene.running(picky, runner=pool, **options, **PATIENT):
         scene.until_journaled()
-        brisk.start(timeout=LIMIT)
+        brisk.start()
         scene.wait_for(number for number in range(COUNT) if number != bad)
         scene.letter(dead, b"%d" % bad)
         scene.until_closed()
     assert assert_chains(scene.chains) == COUNT - 1
     assert scene.stored() == COUNT
-
-
-def test_coroutines_go_through_the_journal_as_well(scene: JournalScene, brisk: DevCluster, dead: str) -> None:
-    killed: list[int] = []
-
-    async def handle(message: Any, tx: aio.AsyncTransaction[Any]) -> None:
-        await tx.run_sync(lambda plain: scene.add_link(message, plain))
-        if int(message.value()) == COUNT // 3 and not killed:
-            killed.append(COUNT // 3)
-            await asyncio.to_thread(brisk.kill)
-
-    async def main(pool: aio.AsyncWriterPool[Any]) -> None:
-        options = ProcessorOptions(batch=5, attempts=1, dead_letter_topic=dead, pause=0.05, longest_pause=0.5)
-        processor = AsyncDualProcessor(pool, scene.settings(**PATIENT), [scene.source], handle=handle, options=options)
-        running = asyncio.create_task(processor.run())
-        try:
-            await asyncio.to_thread(scene.until_journaled)
-            await asyncio.to_thread(brisk.start, timeout=LIMIT)
-            await asyncio.to_thread(scene.wait_for, range(COUNT))
-            await asyncio.to_thread(scene.until_closed)
-        finally:
-            processor.stop()
-            await running
-
-    with scene.pool() as pool:
-
-        async def in_loop() -> None:
-            await main(aio.AsyncWriterPool(pool))
-
-        asyncio.run(in_loop())
-    scene.assert_once(COUNT)
-    assert read_topic(brisk.bootstrap_servers, dead) == []
 
 
 def test_positions_at_kafka_and_a_journal_exclude_each_other(scene: JournalScene) -> None:

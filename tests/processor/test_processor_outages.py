@@ -1,4 +1,7 @@
-"""The broker is down: between the two commits, where the outcome is unknown until it restarts; at an assignment; at the end."""
+"""The broker is down: between the two commits, where the outcome is unknown until it restarts; at an assignment; at the end.
+
+Between the two commits its process is killed; where the subject is only that it can't be reached, it is behind a door.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from processor_scene import ProcessorScene
 import dualwrite
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
-from dualwrite.outages import kafka_at
+from dualwrite.observability.outages import kafka_at
 from dualwrite.processor import ProcessorOptions
 from dualwrite.processor.progress import Progress
 from dualwrite.recipe.phases import Phase
 from dualwrite.stores.positions import Partition
 from dualwrite.testing import failpoints
+from fixtures.broker_door import BrokerBehindDoor
 from fixtures.pace import LIMIT, done, limit, until
 from fixtures.tiers import thinned
 
@@ -58,7 +62,7 @@ def test_the_broker_is_killed_between_the_two_commits(
         failpoints.armed("before_kafka_commit", failpoints.only_at(3, die)),
     ):
         for lane in writer._lanes:
-            lane._timeouts = lane.ownership._timeouts = dualwrite.Timeouts(kafka=PATIENCE)
+            lane.ownership.parties.timeouts = dualwrite.Timeouts(kafka=PATIENCE)
 
         def book(message: Any, tx: dualwrite.Transaction[Any]) -> None:
             """As with a unique key: a message that was processed already is an error."""
@@ -81,23 +85,24 @@ def about_kafka(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_an_outage_is_logged_once_for_all_that_notice_it(
     databases: Databases,
-    brisk: DevCluster,
+    brisk_behind_door: BrokerBehindDoor,
     new_name: NewName,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Pools with either producer and a consumer; while they wait, and when Kafka answers again."""
-    scenes = [ProcessorScene(databases.scene("sqlite", brisk).events, brisk, new_name) for _ in range(3)]
+    scenes = [
+        ProcessorScene(databases.scene("sqlite", brisk_behind_door).events, brisk_behind_door, new_name) for _ in range(3)
+    ]
     patient = dualwrite.Timeouts(kafka=LIMIT, delivery=LIMIT)
-    kafka = kafka_at(brisk.bootstrap_servers)
-    kafka.forget_all()  # the outages of other tests, which make those that follow them last longer
+    kafka = kafka_at(brisk_behind_door.bootstrap_servers)
     with caplog.at_level(logging.INFO, "dualwrite"), ExitStack() as opened:
         futures = []
         pools = [
             opened.enter_context(
                 dualwrite.create_pool(
                     scene.events.database,
-                    kafka=brisk.bootstrap_servers,
+                    kafka=brisk_behind_door.bootstrap_servers,
                     prefix=scene.prefix,
                     producer=producer,
                     timeouts=patient,
@@ -110,14 +115,14 @@ def test_an_outage_is_logged_once_for_all_that_notice_it(
         opened.enter_context(scenes[-1].running(**BRIEF))
         scenes[-1].produce(range(4))
         scenes[-1].wait_for(range(4))
-        brisk.kill()
+        brisk_behind_door.kill()
         try:
             for pool, scene in zip(pools, scenes, strict=False):
                 futures += [pool.submit(lambda tx, scene=scene: tx.send(scene.target, "2")) for _ in range(3)]
             until(lambda: kafka.is_out and len(kafka.calls) >= len(pools), "both wait")
             assert len(about_kafka(caplog)) == 1
         finally:
-            brisk.start()
+            brisk_behind_door.start()
         for future in futures:
             done(future)
         until(lambda: not kafka.is_out, "the end of the outage is logged")
@@ -130,15 +135,16 @@ def test_an_outage_is_logged_once_for_all_that_notice_it(
 
 def test_a_consumer_that_hears_of_an_outage_late_reports_no_second_one(
     databases: Databases,
-    brisk: DevCluster,
+    brisk_behind_door: BrokerBehindDoor,
     new_name: NewName,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its thread was in a handler all the time; what librdkafka has to say about the outage comes when it is over."""
-    scene, other = (ProcessorScene(databases.scene("sqlite", brisk).events, brisk, new_name) for _ in range(2))
-    kafka = kafka_at(brisk.bootstrap_servers)
-    kafka.forget_all()
+    scene, other = (
+        ProcessorScene(databases.scene("sqlite", brisk_behind_door).events, brisk_behind_door, new_name) for _ in range(2)
+    )
+    kafka = kafka_at(brisk_behind_door.bootstrap_servers)
     monkeypatch.setattr("dualwrite.kafka.librdkafka.consumer._LOOK_LIMIT", LIMIT)  # however slow the broker is then
     is_busy, may_end = threading.Event(), threading.Event()
 
@@ -152,12 +158,12 @@ def test_a_consumer_that_hears_of_an_outage_late_reports_no_second_one(
         pool.run(lambda tx: tx.send(other.target, "1"))
         scene.produce([0])
         assert is_busy.wait(LIMIT)
-        brisk.kill()
+        brisk_behind_door.kill()
         try:
             future = pool.submit(lambda tx: tx.send(other.target, "2"))
             until(lambda: kafka.is_out, "the outage is noticed")
         finally:
-            brisk.start()
+            brisk_behind_door.start()
         done(future)
         until(lambda: not kafka.is_out, "the end of the outage is logged")
         caplog.clear()
@@ -196,18 +202,18 @@ def test_the_broker_is_killed_while_it_assigns_partitions(
 
 @pytest.mark.parametrize("offsets", thinned(["database", "kafka"], kept=["database"]))
 def test_stop_does_not_wait_for_a_coordinator_that_is_down(
-    databases: Databases, brisk: DevCluster, new_name: NewName, offsets: Any
+    databases: Databases, brisk_behind_door: BrokerBehindDoor, new_name: NewName, offsets: Any
 ) -> None:
     """librdkafka would wait for it for session.timeout.ms: five minutes here, longer than the test's limit."""
-    scene = ProcessorScene(databases.scene("sqlite", brisk).events, brisk, new_name)
+    scene = ProcessorScene(databases.scene("sqlite", brisk_behind_door).events, brisk_behind_door, new_name)
     scene.produce(range(8))
     endless = {"session.timeout.ms": 300_000, "heartbeat.interval.ms": 1000}
     with scene.writer() as writer, scene.running(runner=writer, batch=5, offsets=offsets, **endless) as running:
         scene.wait_for(range(8))
         until(lambda: writer.phase is Phase.READY, "the last transaction has ended at Kafka, too")
-        brisk.kill()
+        brisk_behind_door.kill()
         try:
             running.stop()
         finally:
-            brisk.start()
+            brisk_behind_door.start()
     assert scene.agree() == list(range(8))

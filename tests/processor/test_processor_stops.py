@@ -19,8 +19,8 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.errors import MessageFailedError, StoreUnavailableError
 from dualwrite.kafka.base import GroupMetadata
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
-from dualwrite.processor.position_keeping import StoredProgress
-from dualwrite.stopping import StopFlag
+from dualwrite.process import StopFlag
+from dualwrite.processor.progress import Progress
 from fixtures.broker import make_topic
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, limit, until, until_received
@@ -43,7 +43,7 @@ class Reading:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_back = threading.Event()
         self.tried = 0
-        begin = StoredProgress.begin
+        begin = Progress.begin
 
         def away(progress: Any, *arguments: Any) -> Any:
             self.tried += 1
@@ -51,7 +51,7 @@ class Reading:
                 raise StoreUnavailableError("away")
             return begin(progress, *arguments)
 
-        monkeypatch.setattr(StoredProgress, "begin", away)
+        monkeypatch.setattr(Progress, "begin", away)
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from confluent_kafka import Message
 
 import dualwrite
 from dualwrite.devcluster import DevCluster
-from dualwrite.outbox.layout import GENERIC, OutboxLayout
 from dualwrite.relay import RelayOptions, create_table
+from dualwrite.relay.layout import GENERIC, OutboxLayout
 from fixtures.broker import make_topic, read_topic, wait_for_markers
 from fixtures.pace import LIMIT
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from relay_scene import RelayScene
 
-from dualwrite import DeliveryError, InvalidMessageError, MessageTooLargeError, StateTableMissingError, UnknownTopicError
+from dualwrite import (
+    ClusterMismatchError,
+    DeliveryError,
+    InvalidMessageError,
+    MessageTooLargeError,
+    StateTableMissingError,
+    UnknownTopicError,
+)
+from dualwrite.devcluster import DevCluster
 from dualwrite.observability import DeadLettered, Event, RowsRelayed, observing
 from dualwrite.relay import GENERIC, BatchOptions
 from dualwrite.testing import failpoints
@@ -109,6 +118,28 @@ def test_a_corrected_layout_replays_what_was_not_valid(on_sqlite: RelayScene) ->
     scene.check([0])
 
 
+@pytest.mark.slow
+def test_relays_of_a_name_publish_on_one_cluster(on_sqlite: RelayScene, other_broker: DevCluster) -> None:
+    """A relay with another cluster's address gets a new id for its shard, and for a replay: nothing is published there."""
+    scene = on_sqlite
+    with scene.engine.begin() as connection:
+        scene.insert_on(connection, [-1], topic="no topic!")
+    with scene.relay() as relay:
+        assert relay.run_once() == 1
+        (dead,) = relay.dead_letters.oldest()
+        numbers = scene.insert(20)
+        right, scene.servers = scene.servers, other_broker.bootstrap_servers
+        with scene.relay(shards=2, shard_by="id", layout=replace(GENERIC, topic=scene.topic)) as wrong:
+            with pytest.raises(ClusterMismatchError):
+                wrong.run_once()
+            with pytest.raises(ClusterMismatchError):
+                wrong.replay([dead.id])
+        scene.servers = right
+        assert (scene.waiting(), relay.dead_letters.count()) == (20, 1)
+        assert relay.run_once() == 20
+    scene.check(numbers)
+
+
 def test_a_replay_that_fails_has_no_effect_and_can_be_repeated(on_sqlite: RelayScene) -> None:
     scene = on_sqlite
     with scene.engine.begin() as connection:
@@ -147,8 +178,14 @@ def test_the_table_of_dead_letters_is_checked_at_the_start(on_sqlite: RelayScene
         pass
 
 
-def test_the_commands(on_sqlite: RelayScene, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(
+    on_sqlite: RelayScene, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene = on_sqlite
+    own = "from dataclasses import replace\nfrom dualwrite.relay import GENERIC\n"
+    (tmp_path / "own_layouts.py").write_text(f"{own}LAYOUT = replace(GENERIC, topic={scene.topic!r})\n")
+    monkeypatch.chdir(tmp_path)
+    layout = ("--layout", "own_layouts:LAYOUT")
     where = ("--url", scene.url, "--kafka", scene.servers, "--name", scene.name)
 
     def ran(*words: str, code: int = 0) -> str:
@@ -170,16 +207,20 @@ def test_the_commands(on_sqlite: RelayScene, capsys: pytest.CaptureFixture[str])
         "later": 0,
         "dead": 3,
         "workers": [],
+        "notes": [],
     }
     letters = json.loads(ran("dead", "list", "--json"))["letters"]
     assert [each["row"] for each in letters] == ["5", "6", "7"]
     shown = json.loads(ran("dead", "show", "--letter", str(letters[0]["id"]), "--json"))["letters"]
     assert shown[0]["columns"]["topic"] == "no topic!"
     assert "InvalidMessageError" in ran("dead", "list")
-    assert "Published 1 dead letter" in ran("dead", "replay", "--letter", str(letters[0]["id"]), "--topic", scene.topic)
+    assert "Published 1 dead letter" in ran("dead", "replay", "--letter", str(letters[0]["id"]), *layout)
     assert "Deleted 2 dead letters" in ran("dead", "drop", "--all", "--yes")
     assert "Published 0 rows" in ran("run", "--once")
     ran("dead", "replay", code=2)
-    ran("run", "--layout", "other", code=2)
+    assert json.loads(ran("status", *layout, "--json"))["table"] == "outbox"
+    assert json.loads(ran("dead", "list", *layout, "--json"))["letters"] == []
+    for other in ("other", "own_layouts:GENERIK", "own_layouts:own", "nowhere:LAYOUT"):
+        ran("run", "--layout", other, code=2)
     wait_for_markers(scene.servers)
     assert sorted(int(message.value() or b"") for message in scene.messages()) == [-1, 0, 1, 2, 3]

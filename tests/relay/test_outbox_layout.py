@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualwrite.cli.relay_options import Outbox
+from dualwrite.cli.relay import Outbox
 from dualwrite.errors import ConfigurationError, InvalidMessageError, StoredStateError
 from dualwrite.kafka.base import Message
-from dualwrite.outbox.layout import DEBEZIUM, GENERIC, OutboxLayout
-from dualwrite.outbox.poison import PoisonSearch
-from dualwrite.outbox.row_text import row_from, row_text
+from dualwrite.relay.dead_letters import row_from, row_text
+from dualwrite.relay.layout import DEBEZIUM, GENERIC, OutboxLayout
+from dualwrite.relay.poison import PoisonSearch
 from fixtures.tables import table
 
 PLAIN: dict[str, Any] = {

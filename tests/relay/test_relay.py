@@ -194,7 +194,7 @@ def test_a_row_that_somebody_has_locked_is_waited_for_in_the_order_of_its_key(
 ) -> None:
     scene = on_postgres
     short = "SELECT pg_catalog.set_config('lock_timeout', '50ms', true)"
-    monkeypatch.setattr("dualwrite.outbox.outbox_table.LIMITS", sa.text(short))
+    monkeypatch.setattr("dualwrite.relay.outbox_table.LIMITS", sa.text(short))
     scene.insert(10)
     with scene.engine.connect() as other:
         other.execute(sa.text("UPDATE outbox SET value = '1002' WHERE id = 3"))  # of key k2

@@ -17,9 +17,9 @@ from relay_scene import RelayScene, running
 
 from crash.cases import WRITER_POINTS
 from dualwrite.devcluster import DevCluster
-from dualwrite.outages import kafka_at
+from dualwrite.observability.outages import kafka_at
 from dualwrite.testing.proxy import TcpProxy
-from fixtures.broker import started
+from fixtures.broker_door import BrokerBehindDoor
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, until
 from fixtures.tiers import thinned
@@ -35,7 +35,7 @@ Make = Callable[[str], "Crashing"]
 class Crashing(RelayScene):
     """A scene with the processes on it."""
 
-    def __init__(self, url: str, broker: DevCluster, new_name: Callable[[str], str]) -> None:
+    def __init__(self, url: str, broker: DevCluster | BrokerBehindDoor, new_name: Callable[[str], str]) -> None:
         super().__init__(url, broker, new_name)
         self.processes: list[ForkedProcess] = []
 
@@ -154,19 +154,19 @@ def test_the_connection_to_the_database_is_cut_again_and_again(crashing: Make, d
     scene.check(range(280))
 
 
-def test_the_broker_is_killed_and_started_again(
-    sqlite_url: str, own_broker: DevCluster, new_name: Callable[[str], str]
+def test_the_broker_is_down_and_back_again(
+    sqlite_url: str, broker_behind_door: BrokerBehindDoor, new_name: Callable[[str], str]
 ) -> None:
-    scene = Crashing(sqlite_url, own_broker, new_name)
+    scene = Crashing(sqlite_url, broker_behind_door, new_name)
     with ExitStack() as opened:
         opened.callback(scene.close)
         scene.insert(100)
         relay = scene.start()
         until(lambda: scene.waiting() < 80)
-        own_broker.kill()
+        broker_behind_door.kill()
         scene.insert(50)
         time.sleep(2)
-        own_broker.start()
+        broker_behind_door.start()
         scene.insert(50)
         scene.wait_until_empty(3 * LIMIT)
         scene.stop(relay)
@@ -174,19 +174,19 @@ def test_the_broker_is_killed_and_started_again(
 
 
 def test_an_outage_of_kafka_is_one_warning(
-    sqlite_url: str, own_broker: DevCluster, new_name: Callable[[str], str], caplog: pytest.LogCaptureFixture
+    sqlite_url: str, broker_behind_door: BrokerBehindDoor, new_name: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The relay itself says nothing louder, however often it tries; see `dualwrite.outages`."""
-    scene = Crashing(sqlite_url, own_broker, new_name)
+    """The relay itself says nothing louder, however often it tries; see `dualwrite.observability.outages`."""
+    scene = Crashing(sqlite_url, broker_behind_door, new_name)
     kafka = kafka_at(scene.servers)
     with running(scene, longest_pause=0.2):
         scene.insert(5)
         scene.wait_until_empty()
-        own_broker.kill()
+        broker_behind_door.kill()
         scene.insert(5)
         until(lambda: kafka.is_out, "the outage is noticed")
         time.sleep(3)
-        own_broker.start()
+        broker_behind_door.start()
         scene.wait_until_empty(3 * LIMIT)
         until(lambda: not kafka.is_out, "its end is noticed", seconds=3 * LIMIT)
     scene.check(range(10))
@@ -194,12 +194,6 @@ def test_an_outage_of_kafka_is_one_warning(
     loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert {record.name for record in loud} == {"dualwrite.outages"}, caplog.text
     assert ["does not answer" in record.getMessage() for record in loud] == [True, False], caplog.text
-
-
-@pytest.fixture
-def own_broker() -> Iterator[DevCluster]:
-    with started() as cluster:
-        yield cluster
 
 
 @pytest.mark.soak

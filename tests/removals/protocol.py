@@ -8,6 +8,17 @@ from removal import Removal
 
 PROTOCOL: Final = (
     Removal(
+        rule="DF a writer and a pool see that the row is behind",
+        module="recipe/lane.py",
+        text="        self._check_row(store_transaction)\n",
+        without="",
+        tests=(
+            "crash/test_forgotten_commits.py::test_a_living_writer_reports_what_the_database_has_forgotten",
+            "crash/test_forgotten_commits.py::test_a_pool_reports_it_and_goes_on",
+            "crash/test_forgotten_commits.py::test_a_writer_on_another_database_sees_it",
+        ),
+    ),
+    Removal(
         "F1 the row is read after the description",  # the failpoint moves with it, to where the recoverer is paused
         "recovery/resolve.py",
         """\
@@ -39,8 +50,8 @@ PROTOCOL: Final = (
     Removal(
         "F2 it comes before the messages of a group",
         "transaction.py",
-        "        self._check()\n        self.check_fence()\n        if isinstance",
-        "        self._check()\n        if isinstance",
+        "        if not self._may_send:\n            self.check_fence()\n        self.producer.send_messages",
+        "        self.producer.send_messages",
         ("writer/test_fenced_blocks.py::test_a_fenced_writer_sends_nothing",),
     ),
     Removal(
@@ -118,8 +129,8 @@ PROTOCOL: Final = (
     Removal(
         "F9 a repeated EndTxn ends the session",
         "kafka/librdkafka/librdkafka_producer.py",
-        "                    self._must_be_replaced = True\n                    if not is_retriable(error)",
-        "                    if not is_retriable(error)",
+        "                    self._must_be_replaced = self._must_be_replaced or ends or not is_step\n",
+        "",
         ("crash/test_traces.py::test_f9_after_a_commit_that_was_sent_again_the_next_transaction_has_another_id_at_kafka",),
     ),
     Removal(
@@ -131,7 +142,7 @@ PROTOCOL: Final = (
     ),
     Removal(
         "FB a transaction is ended only while its partitions have leaders",
-        "kafka/client/descriptions.py",
+        "kafka/client/requests.py",
         "if missing := sorted(leaderless & partitions):",
         "if missing := sorted(leaderless - leaderless):",
         ("crash/test_leaderless.py::test_a_producer_and_recovery_wait_for_the_leader",),
@@ -173,7 +184,6 @@ PROTOCOL: Final = (
         "if cluster_id or not cluster_id:",
         (
             "crash/test_wrong_cluster.py::test_recovery_on_another_cluster_changes_nothing",
-            "crash/test_wrong_cluster.py::test_opening_on_another_cluster_changes_nothing",
             "crash/test_wrong_cluster.py::test_a_live_writer_is_not_fenced_from_another_cluster",
         ),
     ),
@@ -205,15 +215,15 @@ PROTOCOL: Final = (
     ),
     Removal(
         "QN the record with COMMIT names its store",
-        "stores/sql/postgresql_pipeline.py",
-        'f"AND store_id = {text.of(record.store_id)}{gate} RETURNING 1) "',
+        "stores/sql/postgresql_outgoing.py",
+        'f"AND store_id = {text.of(record.held_store)}{gate} RETURNING 1) "',
         'f"{gate} RETURNING 1) "',
         ("stores/test_settings_of_the_session.py::test_settings_that_make_the_record_impossible",),
     ),
     Removal(
         "QN the record names its store",
         "stores/sql/sql_context.py",
-        '            t.c.store_id == bindparam("store_id_"),  # rule QN\n',
+        '            t.c.store_id == bindparam("held_store"),  # rule QN\n',
         "",
         ("stores/test_settings_of_the_session.py::test_settings_that_make_the_record_impossible",),
     ),
@@ -242,14 +252,14 @@ PROTOCOL: Final = (
         "RA the record of a copy and the entry of the lost transaction are one write",  # here the entry is left to a later one
         "recipe/republish.py",
         """\
-            self._store.record_resolution(ownership.claim, Resolution(republished=new))
+            store.record_resolution(ownership.claim, Resolution(republished=new))
 """,
         """\
-            before = self._store.read_claimed(ownership.claim)
-            self._store.record_resolution(ownership.claim, Resolution(republished=new))
-            self._store.record_resolution(ownership.claim, Resolution(lost=before.lost[0]))
+            before = store.read_claimed(ownership.claim)
+            store.record_resolution(ownership.claim, Resolution(republished=new))
+            store.record_resolution(ownership.claim, Resolution(lost=before.lost[0]))
             hit("republish_after_record")
-            self._store.record_resolution(ownership.claim, Resolution(resolved_entry=before.lost[0]))
+            store.record_resolution(ownership.claim, Resolution(resolved_entry=before.lost[0]))
 """,
         ("crash/test_republish.py::test_the_next_one_completes_what_a_publisher_that_died_has_begun",),
     ),
@@ -270,20 +280,20 @@ PROTOCOL: Final = (
     Removal(
         "RS a repeated resolution adds no entry again",
         "stores/rows.py",
-        "    if added is not None and resolution.clear_state and row.prepared_state != added.state:",
+        "    if added is not None and resolution.clear_state and not _ends(row.prepared_state, added):",
         "    if False:",
         ("unit/test_state_row.py::test_a_repeated_resolution_does_not_add_an_acknowledged_entry_again",),
     ),
     Removal(
         "RL only what is proven lost is published again",
         "recipe/republish.py",
-        "for entry in proven_lost(ownership.unacknowledged):",
-        "for entry in ownership.unacknowledged:",
+        "for entry in proven_lost(ownership.report.unacknowledged):",
+        "for entry in ownership.report.unacknowledged:",
         ("crash/test_republish.py::test_an_unverified_transaction_is_not_published_again",),
     ),
     Removal(
         "RC only on the cluster that the entry names",
-        "recovery/lost.py",
+        "recovery/resolve.py",
         "    if not entry.cluster_id or entry.cluster_id != cluster_id:",
         "    if False:",
         ("crash/test_republish.py::test_what_was_lost_on_another_cluster_is_not_published",),
@@ -297,14 +307,9 @@ PROTOCOL: Final = (
     ),
     Removal(
         "RO what is lost is published before the next transaction",
-        "recipe/lane.py",
-        """\
-            self.ownership.recover()
-            self._publish_lost()
-""",
-        """\
-            self.ownership.recover()
-""",
+        "recipe/routes.py",
+        "        if self._lost is not None:\n",
+        "        if self._lost is self:\n",
         ("crash/test_republish.py::test_what_a_writer_could_not_publish_at_once_is_published_before_its_next_transaction",),
     ),
     Removal(
@@ -316,9 +321,9 @@ PROTOCOL: Final = (
     ),
     Removal(
         "RW an entry that is gone does not prove that its messages are visible",
-        "recipe/lane.py",
+        "recipe/ownership.py",
         "left = (each for each in found if (each.transactional_id, each.generation, each.state) not in again)",
-        "left = (each for each in found if again is not None and each.lost in self.ownership.unacknowledged)",
+        "left = (each for each in found if again is not None and each.lost in self.report.unacknowledged)",
         ("crash/test_republish.py::test_a_writer_whose_lost_transaction_was_acknowledged_does_not_report_it_as_committed",),
     ),
 )

@@ -16,8 +16,9 @@ from removal import PACKAGE, Removal, copy_of_the_package, failed_tests
 from fixtures.pace import limit
 from fixtures.rules_page import SECTIONS, functions
 from fixtures.tables import table
+from surroundings import SURROUNDINGS
 
-RULES = (*PROTOCOL, *PROMISES)
+RULES = (*PROTOCOL, *PROMISES, *SURROUNDINGS)
 every_rule = table("removal", RULES, ids=lambda removal: removal.rule)
 each_rule = pytest.mark.parametrize("removal", RULES, ids=lambda removal: removal.rule)
 in_minutes = pytest.mark.timeout(1200)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rocksdb_scene import ID, STATE, STATE_FAMILY, make_database, recorded, stored
-from rocksdict import Options, Rdict
+from rocksdict import Rdict
 
 from dualwrite.errors import UsageError, WriterClosedError
 from dualwrite.stores.base import Claim
@@ -70,11 +70,12 @@ def test_an_unknown_column_family(store: RocksDBStore, claim: Claim) -> None:
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_families_and_iterators_end_with_their_transaction(store: RocksDBStore, claim: Claim, end: str) -> None:
-    transaction = recorded(store, claim)
+    transaction = store.begin(claim)
     batch = transaction.handle
     family = batch.column_family("orders")
     items = family.items()
     next(items)
+    transaction.record(STATE, generation=0, transaction_number=1)
     getattr(transaction, end)()
     for use in (
         lambda: batch.get(b"a"),
@@ -111,41 +112,17 @@ def test_a_rdict_of_the_user_stays_open_and_keeps_its_write_options(path: Path) 
     reopened.close()
 
 
-def test_stores_on_one_rdict_or_its_families_share_their_locks(path: Path) -> None:
+def test_stores_on_one_rdict_or_its_families_share_the_database(path: Path) -> None:
     rdict = make_database(path, raw=True)
     family = rdict.get_column_family("orders")
     with RocksDBStore(rdict) as one, RocksDBStore(family) as two, RocksDBStore(path) as three:
-        claim = one.claim(ID, "one", timeout=LIMIT)
-        transaction = recorded(one, claim)
-        for other in (two, three):
-            with pytest.raises(Exception, match="stayed locked"):
-                other.claim(ID, "other", timeout=0)
-        transaction.commit()
+        assert one.database is two.database is three.database
+        recorded(one, one.claim(ID, "one", timeout=LIMIT)).commit()
         assert [other.claim(ID, "other", timeout=0).fence for other in (two, three)] == [2, 3]
         batch = two.begin(two.claim(ID, "two", timeout=LIMIT)).handle
         assert batch.get(b"chair") is None  # the default family is `default`, whichever handle was passed
         assert batch.get(b"chair", cf="orders") == b"1"
     family.close()
-    rdict.close()
-
-
-def test_a_rdict_with_its_own_pickles(path: Path) -> None:
-    import json  # noqa: PLC0415
-
-    rdict = Rdict(str(path), Options())
-    rdict.set_dumps(lambda value: json.dumps(value).encode())
-    rdict.set_loads(json.loads)
-    with RocksDBStore(rdict, dumps=lambda value: json.dumps(value).encode(), loads=json.loads) as store:
-        transaction = store.begin(store.claim(ID, "tests", timeout=LIMIT))
-        transaction.handle["a"] = {"b": [1]}
-        assert transaction.handle["a"] == {"b": [1]}
-        with pytest.raises(TypeError):
-            transaction.handle["c"] = {1, 2}
-        transaction.record(STATE, generation=0, transaction_number=1)
-        transaction.commit()
-        assert rdict["a"] == {"b": [1]}
-        batch = store.begin(store.claim(ID, "tests", timeout=LIMIT)).handle
-        assert batch["a"] == {"b": [1]}
     rdict.close()
 
 

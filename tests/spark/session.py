@@ -80,7 +80,7 @@ def open_session(place: Path, master: str = MASTER, settings: Mapping[str, str] 
 
 def say(*words: object) -> None:
     """Print one line with a single write, for the test that waits for it."""
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+    os.write(1, (" ".join(f"{word}" for word in words) + "\n").encode())
 
 
 _LOGGING = """\

@@ -18,7 +18,6 @@ from driven_scene import DrivenScene
 from spark_scene import LIMIT
 
 from fixtures.pace import TimeLimitError
-from fixtures.tiers import thinned
 from spark.job import SparkJob
 from spark.processes import Role
 
@@ -32,20 +31,14 @@ BETWEEN_KILLS = (2, 4)
 """Micro-batches, at least and at most."""
 
 
+@pytest.mark.soak  # in CI: workers that die (test_spark_stream.py), and processes of a job at every point (tests/jobs)
 @pytest.mark.parametrize(
     ("dies", "point"),
-    thinned(
-        [
-            (Role.JVM, "job_after_move"),
-            (None, "job_after_commit"),
-            (Role.DRIVER, "job_after_prepare"),
-        ],
-        kept=[(None, "job_after_commit")],
-    ),
+    [(Role.JVM, "job_after_move"), (None, "job_after_commit"), (Role.DRIVER, "job_after_prepare")],
     ids=lambda part: "all" if part is None else str(part),
 )
 def test_a_driver_that_dies(driven: DrivenScene, spark: SparkSession, dies: Role | None, point: str) -> None:
-    ids = driven.add_files(3)
+    ids = driven.add_files(2)
     with driven.stream_driver() as job:
         driven.wait_for_micro_batches(job, 1)
         driven.stopped_at(job, point)

@@ -29,7 +29,7 @@ def named(lines: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 
 def test_a_job_is_one_trace_though_a_task_is_killed(scene: SparkScene, lines: Lines) -> None:
-    scene.fail_at("job_after_batch", "kill")
+    scene.fail_at("job_after_prepare", "kill")  # its messages are at the broker
     scene.write(scene.orders(range(60)), **OBSERVED)
     assert scene.has_failed
     scene.assert_holds(range(60))

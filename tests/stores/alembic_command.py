@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from contextlib import chdir
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from shutil import copytree
+from typing import TypeVar
 
 import alembic.autogenerate
 import alembic.command
@@ -18,6 +20,17 @@ from fixtures.fork_server import ForkedProcess
 from fixtures.pace import ended
 
 HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Project:
+    """A user's alembic project, as `alembic init` creates it, on this database."""
+
+    folder: Path
+    url: str
+
+    def alembic(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return run_alembic(self.folder, *arguments, check=check)
 
 
 def run_alembic(folder: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -34,11 +47,15 @@ def run_alembic(folder: Path, *arguments: str, check: bool = True) -> subprocess
     return ran
 
 
-def make_project(folder: Path, url: str) -> None:
-    """A user's project, as `alembic init` creates it, on this database."""
-    copytree(_initialised().name, folder)
-    settings = folder / "alembic.ini"
-    settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", url.replace("%", "%%")))
+P = TypeVar("P", bound=Project)
+
+
+def made(project: P) -> P:
+    """The project, with its folder."""
+    copytree(_initialised().name, project.folder)
+    settings = project.folder / "alembic.ini"
+    settings.write_text(settings.read_text().replace("driver://user:pass@localhost/dbname", project.url.replace("%", "%%")))
+    return project
 
 
 @cache

@@ -11,8 +11,8 @@ from store_scene import first_claim
 
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.mariadb_server import MariaDBServer
 
 _SERVERS = {"postgresql": "postgres_server", "mariadb": "mariadb_server"}
 

@@ -74,11 +74,11 @@ def commit(transaction: StoreTransaction, number: int = 1) -> None:
     transaction.commit()
 
 
-def recorded(store: SqlStateStore, claim: Claim, record: str = "record") -> StoreTransaction:
-    """The claim's first transaction, with an order and the state, which `record_at_commit` may write only in COMMIT."""
+def recorded(store: SqlStateStore, claim: Claim, record: str = "record", *, number: int = 1) -> StoreTransaction:
+    """A transaction of the claim with an order and the state, which `record_at_commit` may write only in COMMIT."""
     transaction = store.begin(claim)
-    write(transaction)
-    getattr(transaction, record)(STATE, generation=0, transaction_number=1)
+    write(transaction, number)
+    getattr(transaction, record)(STATE, generation=0, transaction_number=number)
     return transaction
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import alembic
 import pytest
 import sqlalchemy as sa
-from alembic_command import make_project, run_alembic
+from alembic_command import Project, made
 
 import dualwrite_alembic
 from dualwrite import migration
@@ -28,16 +27,8 @@ orders = sa.Table("orders", metadata, sa.Column("id", sa.Integer, primary_key=Tr
 ALEMBIC = tuple(int(part) for part in alembic.__version__.split(".")[:2])
 
 
-@dataclass(frozen=True)
-class Project:
+class Modelled(Project):
     """A user's project with models, whose database has our table."""
-
-    folder: Path
-    url: str
-
-    def alembic(self, *arguments: str) -> str:
-        ran = run_alembic(self.folder, *arguments)
-        return ran.stdout + ran.stderr
 
     def configure(self, options: str, imports: str = "") -> None:
         """More arguments for `context.configure`, in env.py as `alembic init` wrote it."""
@@ -56,11 +47,10 @@ class Project:
 
 
 @pytest.fixture(params=thinned(["sqlite", "postgresql", "mariadb"], quick=["sqlite"]))
-def project(request: pytest.FixtureRequest, new_database: Callable[[str], str], tmp_path: Path) -> Project:
+def project(request: pytest.FixtureRequest, new_database: Callable[[str], str], tmp_path: Path) -> Modelled:
     url = new_database(request.param)
     migration.upgrade(url)
-    project = Project(tmp_path / "project", url)
-    make_project(project.folder, url)
+    project = made(Modelled(tmp_path / "project", url))
     (project.folder / "models.py").write_text(MODELS)
     return project
 
@@ -87,7 +77,7 @@ needs_plugins = pytest.mark.skipif(ALEMBIC < (1, 18), reason="alembic has plugin
 
 @needs_plugins
 @pytest.mark.parametrize("options", ["", "include_schemas=True", "compare_type=True, render_as_batch=True"])
-def test_autogenerate_proposes_tables_of_the_user_but_none_of_dualwrite(project: Project, options: str) -> None:
+def test_autogenerate_proposes_tables_of_the_user_but_none_of_dualwrite(project: Modelled, options: str) -> None:
     execute(project.url, "CREATE TABLE left_over (id integer)", "CREATE INDEX left_index ON left_over (id)")
     if "schemas" in options and project.url.startswith("postgresql"):
         execute(project.url, "CREATE SCHEMA app", "CREATE TABLE app.kafka_transaction_state (id integer)")
@@ -100,21 +90,21 @@ def test_autogenerate_proposes_tables_of_the_user_but_none_of_dualwrite(project:
 
 
 @needs_plugins
-def test_autogenerate_ignores_an_index_on_a_table_of_dualwrite(project: Project) -> None:
+def test_autogenerate_ignores_an_index_on_a_table_of_dualwrite(project: Modelled) -> None:
     execute(project.url, "CREATE INDEX mine ON kafka_transaction_state (owner)")
     project.configure("")
     assert "mine" not in project.proposed()
 
 
 @needs_plugins
-def test_alembic_check_finds_nothing(project: Project) -> None:
+def test_alembic_check_finds_nothing(project: Modelled) -> None:
     execute(project.url, "CREATE TABLE orders (id integer NOT NULL PRIMARY KEY)")
     project.configure("")
-    assert "No new upgrade operations detected" in project.alembic("check")
+    assert "No new upgrade operations detected" in project.alembic("check").stdout
 
 
 @needs_plugins
-def test_a_table_of_the_user_with_that_name_is_compared_as_usual(project: Project) -> None:
+def test_a_table_of_the_user_with_that_name_is_compared_as_usual(project: Modelled) -> None:
     """A user who has our table in their own metadata wants to have it compared."""
     (project.folder / "models.py").write_text(
         f'{MODELS}\nsa.Table("kafka_transaction_state", metadata, sa.Column("transactional_id", sa.String(255)))\n'
@@ -123,7 +113,7 @@ def test_a_table_of_the_user_with_that_name_is_compared_as_usual(project: Projec
     assert "drop_column('kafka_transaction_state', 'fence')" in project.proposed()
 
 
-def test_manual_set_up_for_an_alembic_without_plugins(project: Project) -> None:
+def test_manual_set_up_for_an_alembic_without_plugins(project: Modelled) -> None:
     exclude = 'autogenerate_plugins=["alembic.autogenerate.*", "~alembic.autogenerate.dualwrite"]' if ALEMBIC >= (1, 18) else ""
     env = project.folder / "migrations" / "env.py"
     as_made = env.read_text()

@@ -1,4 +1,4 @@
-"""The servers that tests start: their programs, their lifecycle, and that they end with the process that started them."""
+"""The PostgreSQL server of the kit: its programs, its lifecycle, and that it ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -6,40 +6,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
-import pymysql
 import pytest
 import sqlalchemy as sa
 
-from dualwrite.devcluster import mariadb_programs
-from dualwrite.devcluster.mariadb_programs import MariaDBPrograms, downloaded_programs, installed_programs
-from dualwrite.errors import MissingDependencyError
-from dualwrite.testing.mariadb import MariaDBServer, MariaDBStartError
 from dualwrite.testing.postgres import PostgresServer, PostgresStartError, bundled_binaries, installed_binaries
 from fixtures.pace import gone, until
-
-Server = PostgresServer | MariaDBServer
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A server started with other settings."""
-
-    server: type[Server]
-    error: type[Exception]
-    refused: dict[str, str]
-    """A setting that it does not start with."""
-
-
-POSTGRES = Kind(PostgresServer, PostgresStartError, {"shared_buffers": "nonsense"})
-MARIADB = Kind(MariaDBServer, MariaDBStartError, {"innodb-no-such-option": "1"})
-KINDS = [pytest.param(POSTGRES, id="postgresql"), pytest.param(MARIADB, id="mariadb")]
 
 
 def conninfo(url: str) -> str:
@@ -59,20 +36,12 @@ def is_stopped(pid: int | None) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("find", "make"),
-    [
-        pytest.param(installed_binaries, lambda found: PostgresServer(binaries=found), id="postgresql installed"),
-        pytest.param(bundled_binaries, lambda found: PostgresServer(binaries=found), id="postgresql bundled"),
-        pytest.param(installed_programs, lambda found: MariaDBServer(programs=found), id="mariadb installed"),
-        pytest.param(downloaded_programs, lambda found: MariaDBServer(programs=found), id="mariadb downloaded"),
-    ],
-)
-def test_a_server_is_started_killed_restarted_and_paused(find: Callable[[], Any], make: Callable[[Any], Server]) -> None:
+@pytest.mark.parametrize("find", [installed_binaries, bundled_binaries], ids=["installed", "bundled"])
+def test_a_server_is_started_killed_restarted_and_paused(find: Callable[[], Path | None]) -> None:
     programs = find()
     if programs is None:
         pytest.skip(f"{find.__name__}: none on this machine")
-    with make(programs) as server:
+    with PostgresServer(binaries=programs) as server:
         asked(server.url, "CREATE TABLE kept AS SELECT 1 AS one")
         server.kill()
         with pytest.raises(sa.exc.OperationalError):
@@ -83,7 +52,7 @@ def test_a_server_is_started_killed_restarted_and_paused(find: Callable[[], Any]
         server.pause()
         until(lambda: is_stopped(server.pid), "the server stops")
         server.resume()
-        assert asked(server.create_database("other`s"), "SELECT 2") == (2,)
+        assert asked(server.create_database('other"s'), "SELECT 2") == (2,)
         folder = server._folder
         assert folder is not None
     assert not folder.exists()
@@ -94,7 +63,7 @@ def test_a_server_is_started_killed_restarted_and_paused(find: Callable[[], Any]
 def test_pausing_postgresql_stops_all_of_its_processes() -> None:
     with PostgresServer() as server, psycopg.connect(conninfo(server.url)) as connection:
         server.pause()
-        pids = server._all_pids()
+        pids = [server.pid, *(child.pid for child in psutil.Process(server.pid).children())]
         assert connection.info.backend_pid in pids
         # a backend that was just ending is gone: its server, which is stopped, can't wait for it
         until(lambda: all(is_stopped(pid) or gone(pid) for pid in pids), "the server and its backends stop")
@@ -104,41 +73,25 @@ def test_pausing_postgresql_stops_all_of_its_processes() -> None:
 
 
 @pytest.mark.slow
-def test_a_paused_mariadb_does_not_answer_on_an_open_connection() -> None:
-    with MariaDBServer() as server:
-        address = sa.make_url(server.url)
-        connection = pymysql.connect(host="127.0.0.1", port=server.port, user=address.username, read_timeout=0.3)
-        with connection, connection.cursor() as cursor:
-            server.pause()
-            with pytest.raises(pymysql.OperationalError, match="timed out"):
-                cursor.execute("SELECT 2")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_paused_server_can_be_removed(kind: Kind) -> None:
-    with kind.server() as server:
+def test_a_paused_server_can_be_removed() -> None:
+    with PostgresServer() as server:
         server.pause()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_server_that_does_not_start_shows_its_log(kind: Kind) -> None:
-    server = kind.server(settings=kind.refused)
-    (setting,) = kind.refused
-    with pytest.raises(kind.error, match=setting.removeprefix("innodb-")), server:
+def test_a_server_that_does_not_start_shows_its_log() -> None:
+    server = PostgresServer(settings={"shared_buffers": "nonsense"})
+    with pytest.raises(PostgresStartError, match="shared_buffers"), server:
         pass
     assert server._folder is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_server_ends_with_its_parent(kind: Kind) -> None:
-    made = kind.server
+def test_a_server_ends_with_its_parent() -> None:
     program = (
-        f"from {made.__module__} import {made.__name__}\n"
+        "from dualwrite.testing.postgres import PostgresServer\n"
         "import time\n"
-        f"s = {made.__name__}().start(); print(s.pid, s._folder, flush=True); time.sleep(600)"
+        "s = PostgresServer().start(); print(s.pid, s._folder, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -167,40 +120,3 @@ def test_programs_that_the_server_account_cannot_reach_are_copied(tmp_path: Path
         psycopg.connect(conninfo(server.url)) as connection,
     ):
         assert connection.execute("SELECT 1").fetchone() == (1,)
-
-
-# --- MariaDB ------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_server_is_as_durable_as_in_production(mariadb_server: MariaDBServer) -> None:
-    flush, doublewrite = asked(mariadb_server.url, "SELECT @@innodb_flush_log_at_trx_commit, @@innodb_doublewrite")
-    assert flush == 1
-    assert doublewrite in (1, "ON")
-
-
-def test_a_program_that_cannot_be_run(tmp_path: Path, mariadb_server: MariaDBServer) -> None:
-    broken = MariaDBPrograms(tmp_path / "mariadbd", mariadb_server._programs.share)
-    with pytest.raises(MariaDBStartError, match="can't be run"), MariaDBServer(programs=broken):
-        pass
-
-
-def test_on_other_platforms_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    with pytest.raises(MissingDependencyError, match="riscv64") as caught:
-        downloaded_programs()
-    assert "install MariaDB" in str(caught.value.next_step)
-
-
-def test_a_damaged_archive_is_removed_so_that_it_is_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jar, name = tmp_path / "mariadb.jar", "mariadb/linux/bin/mariadbd"
-    with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, bytes(10_000))
-    damaged = bytearray(jar.read_bytes())
-    damaged[zipfile.sizeFileHeader + len(name)] = 0xFF  # the compressed data begins with a type of block that does not exist
-    jar.write_bytes(damaged)
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(mariadb_programs, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(mariadb_programs, "artifact_jars", lambda *_: [jar])
-    with pytest.raises(MissingDependencyError, match="while decompressing"):
-        downloaded_programs()
-    assert not jar.exists()

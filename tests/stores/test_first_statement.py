@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -22,8 +22,6 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import TcpProxy
 from fixtures.pace import LIMIT
-from fixtures.tiers import thinned
-from writer.interruption import Interruption
 
 Use = Callable[[Any], Any]
 
@@ -84,12 +82,12 @@ def test_units_with_a_savepoint_each_take_a_round_trip_each(
     proxied_store: SqlStateStore, postgres_proxy: TcpProxy, fails: bool
 ) -> None:
     claim = first_claim(proxied_store)
-    transaction = proxied_store.begin_group(claim)
+    transaction = proxied_store.begin(claim)
     transaction.begin_unit()
     write(transaction)  # asks what the statement calls, once
     transaction.undo_unit(ValueError())
     commit(transaction, 1)
-    transaction = proxied_store.begin_soon(claim, is_group=True)
+    transaction = proxied_store.begin_soon(claim)
     if fails:
         transaction.begin_unit()
         write(transaction, 1)
@@ -200,20 +198,21 @@ def test_a_statement_whose_preparation_fails_is_prepared_again(proxied_store: Sq
         free.connection.dbapi_connection.prepare_threshold = 1  # type: ignore[union-attr]  # psycopg's
         free.exec_driver_sql("CREATE TABLE later (id integer)")
         free.commit()
-    transaction = proxied_store.begin_soon(claim, is_group=True)
+    transaction = proxied_store.begin_soon(claim)
     transaction.begin_unit()
     assert transaction.handle.scalar(statement, values) == 0
     transaction.undo_unit(ValueError())
     commit(transaction, 2)
-    with psycopg.connect(engine.url.render_as_string(hide_password=False).replace("+psycopg", "")) as other:
-        other.execute("DROP TABLE later")
-    transaction = proxied_store.begin_soon(claim, is_group=True)
+    other = psycopg.connect(engine.url.render_as_string(hide_password=False).replace("+psycopg", ""), autocommit=True)
+    other.execute("DROP TABLE later")
+    transaction = proxied_store.begin_soon(claim)
     transaction.begin_unit()
     with pytest.raises(ProgrammingError) as caught:
         transaction.handle.scalar(statement, values)
     transaction.undo_unit(caught.value)
     transaction.begin_unit()
-    transaction.handle.exec_driver_sql("CREATE TABLE later (id integer)")
+    with other:
+        other.execute("CREATE TABLE later (id integer)")
     assert transaction.handle.scalar(statement, values) == 0
     transaction.end_unit()
     commit(transaction, 3)
@@ -273,7 +272,7 @@ def test_a_connection_that_has_died_is_replaced(store: SqlStateStore, claim: Cla
 def test_a_unit_that_ends_the_transaction_is_found_by_the_next_one(proxied_store: SqlStateStore) -> None:
     claim = first_claim(proxied_store)
     commit(proxied_store.begin(claim), 1)
-    transaction = proxied_store.begin_soon(claim, is_group=True)
+    transaction = proxied_store.begin_soon(claim)
     transaction.begin_unit()
     write(transaction, 1)
     raw = transaction_raw(transaction)
@@ -294,10 +293,30 @@ def transaction_raw(transaction: StoreTransaction) -> Any:
     return sa.Connection.connection.fget(transaction.handle).dbapi_connection  # type: ignore[attr-defined]  # a property
 
 
-@pytest.mark.parametrize("share", thinned(range(50), kept=[3], quick=[]))
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of a driver that is opening or closing a connection
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # inside a destructor
-def test_an_interrupt_at_each_place_of_a_transaction(store: SqlStateStore, claim: Claim, share: int) -> None:
+@contextmanager
+def interrupted_at(step: int) -> Iterator[list[int]]:
+    """Ctrl-C before or after one of the waits for the server, which are two steps each; gives the steps that were reached."""
+    wait, reached = psycopg.Connection.wait, list[int]()
+
+    def enter() -> None:
+        reached.append(len(reached))
+        if reached[-1] == step:
+            raise KeyboardInterrupt
+
+    def interrupted(*args: Any, **named: Any) -> Any:
+        enter()
+        result = wait(*args, **named)
+        enter()
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psycopg.Connection, "wait", interrupted)
+        yield reached
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of a connection that is left to the garbage collector
+def test_an_interrupt_at_each_step_of_a_transaction(store: SqlStateStore, claim: Claim) -> None:
     """Nothing of it is left on the connection, which the next transaction takes, if it has survived."""
 
     def transact(number: int) -> None:
@@ -309,33 +328,23 @@ def test_an_interrupt_at_each_place_of_a_transaction(store: SqlStateStore, claim
 
     begun: list[StoreTransaction] = []
     transact(2)
-    places = Interruption().run(lambda: transact(3)).places
-    assert places > 300
+    with interrupted_at(-1) as reached:
+        transact(3)
+    assert len(reached) >= 4
     expected, unknown = [2, 3], []
-    for place in range(1 + share, places + 1, 50):
-        number = 1000 + 2 * place
-        interruption = Interruption(place).run(lambda number=number: transact(number))  # type: ignore[misc]
+    for step in range(len(reached)):
+        number = 1000 + 2 * step
+        with interrupted_at(step), pytest.raises(KeyboardInterrupt):
+            transact(number)
         for each in begun:
             each.rollback()
         begun.clear()
-        (unknown if interruption.is_raised else expected).append(number)  # its COMMIT may have been sent
-        try:
-            transact(number + 1)
-        except BaseException as error:
-            error.add_note(f"after an interrupt at {interruption.where}")
-            raise
+        unknown.append(number)  # its COMMIT may have been sent
+        transact(number + 1)
         expected.append(number + 1)
     with store.engine.connect() as connection:
         found = set(connection.scalars(sa.select(orders.c.id)))
-    close_connections(store.engine.url.database)
     assert set(expected) <= found <= {*expected, *unknown}
-
-
-def close_connections(database: str | None) -> None:
-    """Close this process's connections to a database: an interrupt may have left one, which would warn in a later test."""
-    for each in gc.get_objects():
-        if isinstance(each, psycopg.Connection) and not each.closed and each.info.dbname == database:
-            each.close()
 
 
 def test_an_interrupt_while_the_first_statement_runs(proxied_store: SqlStateStore) -> None:

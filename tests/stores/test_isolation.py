@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,7 +15,6 @@ from store_scene import ID, STATE, assert_nothing_is_checked_out, assert_outcome
 
 from dualwrite import migration
 from dualwrite.errors import FencedError, StoreCommitFailedError, StoreCommitUnknownError, StoreError
-from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import LIMIT
@@ -58,46 +56,6 @@ def open_store(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Op
 def items(store: SqlStateStore) -> dict[int, str]:
     with store.engine.connect() as connection:
         return {row.id: row.item for row in connection.execute(select(orders))}
-
-
-def go_home(store: SqlStateStore, claim: Claim, doctor: int, *, meet: threading.Barrier | None = None) -> bool:
-    """Leave if another one stays: write skew, when two do it at once and each sees the other stay."""
-    transaction = store.begin(claim)
-    try:
-        here = transaction.session.scalars(select(orders.c.id).where(orders.c.item == "on call")).all()
-        if meet is not None:
-            meet.wait(LIMIT)
-        if len(here) > 1:
-            transaction.session.execute(update(orders).where(orders.c.id == doctor).values(item="home"))
-        commit(transaction)
-    finally:
-        transaction.rollback()
-    return len(here) > 1
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_write_skew(open_store: Open, level: str) -> None:
-    """Below SERIALIZABLE both leave, as PostgreSQL documents; with it one fails, and sees the other's change on a retry."""
-    stores = [open_store(level), open_store(level)]
-    claims = [store.claim(f"{ID}-{n}", "tests", timeout=LIMIT) for n, store in enumerate(stores, 1)]
-    meet = threading.Barrier(2)
-    with ThreadPoolExecutor(2) as pool:
-        tries = [pool.submit(go_home, s, c, n, meet=meet) for n, (s, c) in enumerate(zip(stores, claims, strict=True), 1)]
-        errors = [found.exception() for found in tries]
-    failed = [n for n, error in enumerate(errors) if error is not None]
-    if level != SERIALIZABLE:
-        assert failed == []
-        assert set(items(stores[0]).values()) == {"home"}
-        return
-    assert len(failed) == 1
-    (loser,) = failed
-    error = errors[loser]
-    assert error is not None
-    assert getattr(error, "retriable", False) or stores[loser].is_conflict(error), error
-    assert sorted(items(stores[0]).values()) == ["home", "on call"]
-    assert stores[loser].read_claimed(claims[loser]).prepared_state is None
-    assert not go_home(stores[loser], claims[loser], loser + 1)
-    assert sorted(items(stores[0]).values()) == ["home", "on call"]
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -193,39 +151,6 @@ def test_a_read_only_transaction_is_refused_before_commit(postgres_url: str, lev
             with pytest.raises(StoreError, match="permits no writes while recording"):
                 transaction.record(STATE, generation=0, transaction_number=1)
             transaction.rollback()
-
-
-@pytest.mark.parametrize("level", SNAPSHOTS)
-def test_many_writers_that_conflict_constantly(open_store: Open, level: str) -> None:
-    """Each adds 1 to the same number, again after a conflict; at the end nothing is lost and nothing counted twice."""
-    stores = [open_store(level) for _ in range(3)]
-    with stores[0].engine.begin() as connection:
-        connection.execute(update(orders).where(orders.c.id == 1).values(item="0"))
-
-    def add(n: int) -> int:
-        store, conflicts = stores[n], 0
-        claim = store.claim(f"{ID}-{n}", "tests", timeout=LIMIT)
-        for number in range(1, 11):
-            while True:
-                transaction = store.begin(claim)
-                try:
-                    now = int(transaction.session.scalar(select(orders.c.item).where(orders.c.id == 1)) or "")
-                    transaction.session.execute(update(orders).where(orders.c.id == 1).values(item=str(now + 1)))
-                    commit(transaction, number)
-                    break
-                except (StoreCommitFailedError, sa.exc.DBAPIError) as error:
-                    if not (isinstance(error, StoreCommitFailedError) or store.is_conflict(error)):
-                        raise
-                    conflicts += 1
-                finally:
-                    transaction.rollback()
-            assert store.read_claimed(claim).transaction_number == number
-        return conflicts
-
-    with ThreadPoolExecutor(3) as pool:
-        conflicts = sum(pool.map(add, range(3)))
-    assert items(stores[0])[1] == "30"
-    assert conflicts > 0
 
 
 # --- a server that restarts in COMMIT -----------------------------------------------------------------------------------------

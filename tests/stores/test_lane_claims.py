@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 
-from dualwrite.errors import ClaimTimeoutError
+from dualwrite.errors import ClaimTimeoutError, ClusterMismatchError
+from dualwrite.state import ProducerKind
+from dualwrite.stores.base import Acquiring
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.tables import state_table
 from fixtures.pace import LIMIT
@@ -42,6 +45,33 @@ def test_the_last_of_several_claimants_has_every_lane(store: SqlStateStore, riva
         rows = store.look_at([name])
         assert last[0].fence == 4
         assert {row.transactional_id: row.fence for row in rows} == {row.transactional_id: row.fence for row in last}
+
+
+@pytest.mark.slow
+def test_the_first_ids_of_a_name_get_one_cluster(store: SqlStateStore, rival: SqlStateStore, new_name: NewName) -> None:
+    """Two processes with the addresses of two clusters make their ids at the same time: one of them is refused (rule CL)."""
+    for round_ in range(10):
+        name, together = new_name("id"), threading.Barrier(2)
+
+        def claim(each: SqlStateStore, number: int, name: str = name, together: threading.Barrier = together) -> str:
+            lanes = lanes_of(f"{name}.{number}", 2)
+            acquiring = Acquiring(ProducerKind.NATIVE, frozenset(lanes), frozenset(), f"cluster {number}")
+            each.look_at(lanes)
+            together.wait(LIMIT)
+            try:
+                each.claim_lanes(lanes, "ours", timeout=LIMIT, cluster_id=acquiring.cluster_id, acquiring=acquiring)
+            except ClusterMismatchError as refused:
+                assert each.list(lanes[0]) == [], "a refused claim makes no row"
+                return refused.stored_cluster_id
+            return acquiring.cluster_id
+
+        with ThreadPoolExecutor(2) as threads:
+            claiming = [threads.submit(claim, each, number) for each, number in ((store, 1), (rival, 2))]
+            on = {each.result() for each in claiming}
+        assert len(on) == 1, f"round {round_}: {on}"
+        (cluster,) = on
+        rows = list(map(store.read, store.list(name)))
+        assert [row.cluster_id for row in rows if row is not None] == [cluster, cluster]
 
 
 def test_a_claim_waits_for_no_row_of_another_id(store: SqlStateStore, rival: SqlStateStore, new_name: NewName) -> None:

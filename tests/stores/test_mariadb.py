@@ -28,7 +28,7 @@ from dualwrite import migration
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreCommitFailedError, TransactionControlError
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution, StoreTransaction
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.testing.mariadb import MariaDBServer
+from fixtures.mariadb_server import MariaDBServer
 from fixtures.mysql_server import MYSQLD, mariadb_only
 from fixtures.pace import LIMIT, done
 
@@ -226,22 +226,6 @@ def test_a_change_other_than_a_claim_is_retriable_under_snapshot_isolation(maria
 
 # --- ids and values -------------------------------------------------------------------------------------------------------
 
-ALIKE = ["a", "A", "ä", "a ", "a\u0301", "\U0001f600", "\U0001f601", "ss", "ß"]
-
-
-def test_ids_are_compared_byte_by_byte(mariadb_store: SqlStateStore) -> None:
-    for expected, text in enumerate(ALIKE, 1):
-        for _ in range(expected):
-            mariadb_store.claim(text, f"owner {text}", timeout=LIMIT)
-    for expected, text in enumerate(ALIKE, 1):
-        row = mariadb_store.read(text)
-        assert row is not None
-        assert (row.transactional_id, row.fence, row.owner) == (text, expected, f"owner {text}")
-    assert mariadb_store.list() == sorted(ALIKE)
-    assert mariadb_store.list("a") == sorted(["a", "a ", "a\u0301"])
-    assert mariadb_store.list("a ") == ["a "]
-    assert mariadb_store.list("\U0001f600") == ["\U0001f600"]
-
 
 def test_times_are_in_utc_in_every_session_time_zone(mariadb_url: str, mariadb_store: SqlStateStore) -> None:
     with store_on_engine(mariadb_url, connect_args={"init_command": "SET SESSION time_zone = '+09:00'"}) as store:
@@ -298,18 +282,6 @@ def test_a_killed_upgrade_can_be_finished(new_database: Callable[[str], str], sc
     with SqlStateStore.from_url(url) as store:
         assert store.claim(ID, "tests", timeout=LIMIT).fence == 1
     engine.dispose()
-
-
-def test_the_script_runs_unchanged(new_database: Callable[[str], str]) -> None:
-    url = new_database("mariadb")
-    scheme = sa.make_url(url).get_backend_name()
-    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        for statement in migration.sql(f"{scheme}://nobody:s3cret@nowhere/x").split(";"):
-            if statement.strip():
-                connection.exec_driver_sql(statement)
-    engine.dispose()
-    assert migration.current(url) == migration.newest()
 
 
 def test_the_script_for_mysql_uses_a_collation_of_mysql() -> None:

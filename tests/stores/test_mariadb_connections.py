@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -32,7 +31,6 @@ from dualwrite.errors import (
     ClaimTimeoutError,
     ConfigurationError,
     FencedError,
-    StoreError,
     StoreUnavailableError,
     TransactionControlError,
 )
@@ -40,7 +38,7 @@ from dualwrite.stores.base import Claim, Resolution
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.tables import TABLE_NAME, state_table
-from dualwrite.testing.mariadb import MariaDBServer
+from fixtures.mariadb_server import MariaDBServer
 from fixtures.mysql_server import MYSQLD, mariadb_only, mysql_only
 from fixtures.pace import LIMIT, done, happened, until
 
@@ -166,19 +164,6 @@ def test_a_url_without_a_database_is_refused(mariadb_server: MariaDBServer) -> N
 # --- waiting --------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def weak_user(server: MariaDBServer, store: SqlStateStore, rights: str) -> Iterator[str]:
-    with store.engine.begin() as connection:
-        connection.exec_driver_sql("DROP USER IF EXISTS weak@'127.0.0.1'")
-        connection.exec_driver_sql("CREATE USER weak@'127.0.0.1'")
-        connection.exec_driver_sql(f"GRANT {rights} TO weak@'127.0.0.1'")
-    try:
-        yield server.url_at(server.port, "test", user="weak")
-    finally:
-        with store.engine.begin() as connection:
-            connection.exec_driver_sql("DROP USER weak@'127.0.0.1'")
-
-
 @pytest.mark.slow
 def test_a_paused_claimer_does_not_block_others_forever(
     mariadb_store: SqlStateStore, mariadb_claim: Claim, monkeypatch: pytest.MonkeyPatch
@@ -266,14 +251,6 @@ def test_many_first_claims_at_once(mariadb_store: SqlStateStore) -> None:
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_missing_privilege_on_mariadb(mariadb_server: MariaDBServer, mariadb_store: SqlStateStore) -> None:
-    with weak_user(mariadb_server, mariadb_store, "SELECT ON test.*") as url, SqlStateStore.from_url(url) as store:
-        store.check()
-        with pytest.raises(StoreError, match="does not permit claiming") as caught:
-            store.claim(ID, "tests", timeout=LIMIT)
-        assert "grant" in str(caught.value.next_step)
 
 
 REFUSED: dict[str, Callable[[MariaDBServer], str]] = {

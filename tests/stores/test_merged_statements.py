@@ -8,29 +8,13 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, insert
-from store_scene import ID, STATE, assert_nothing_is_checked_out, first_claim, orders, rows, user_metadata
+from store_scene import ID, STATE, assert_nothing_is_checked_out, orders, recorded, rows, user_metadata, write
 
 from dualwrite.errors import FencedError, StoreUnavailableError, TransactionControlError
-from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.pace import LIMIT
-
-
-@pytest.fixture
-def claim(postgres_store: SqlStateStore) -> Claim:
-    return first_claim(postgres_store)
-
-
-def write(transaction: StoreTransaction) -> None:
-    transaction.handle.execute(insert(orders).values(id=1, item="chair"))
-
-
-def recorded_at_commit(store: SqlStateStore, claim: Claim) -> StoreTransaction:
-    transaction = store.begin(claim)
-    write(transaction)
-    transaction.record_at_commit(STATE, generation=0, transaction_number=1)
-    return transaction
 
 
 class Messages:
@@ -62,15 +46,18 @@ def test_a_transaction_takes_two_round_trips_instead_of_four(proxied_store: SqlS
     assert proxied_store.read_claimed(claim).prepared_state == STATE
 
 
-def test_the_savepoint_of_a_group_comes_with_begin(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
+def test_the_savepoint_of_a_group_comes_with_its_first_statement(
+    proxied_store: SqlStateStore, postgres_proxy: TcpProxy
+) -> None:
     user_metadata.create_all(proxied_store.engine)
     claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
     messages = Messages(postgres_proxy)
-    transaction = proxied_store.begin_group(claim)
-    assert set(messages.take()) == {b"BEGIN", b"SELECT fence", b"SAVEPOINT"}
+    transaction = proxied_store.begin(claim)
+    assert set(messages.take()) == {b"BEGIN", b"SELECT fence"}
     transaction.begin_units()
     assert messages.take() == []
     write(transaction)
+    assert messages.take().count(b"SAVEPOINT") == 1
     transaction.undo_units(ValueError())
     transaction.begin_unit()
     assert messages.take().count(b"SAVEPOINT") == 1
@@ -82,41 +69,24 @@ def test_the_savepoint_of_a_group_comes_with_begin(proxied_store: SqlStateStore,
     assert proxied_store.read_claimed(claim).prepared_state == STATE
 
 
-def test_a_group_begins_on_a_new_connection_if_the_pools_was_dead(
-    proxied_store: SqlStateStore, postgres_proxy: TcpProxy
-) -> None:
-    user_metadata.create_all(proxied_store.engine)
-    claim = first_claim(proxied_store)
-    postgres_proxy.cut()
-    transaction = proxied_store.begin_group(claim)
-    transaction.begin_units()
-    write(transaction)
-    transaction.undo_units(ValueError())
-    transaction.begin_unit()
-    transaction.end_unit()
-    transaction.record_at_commit(STATE, generation=0, transaction_number=1)
-    transaction.commit()
-    assert rows(proxied_store.engine) == 0
-
-
 # --- what keeps the two apart -------------------------------------------------------------------------------------------------
 
 
-def test_a_listener_for_begin_comes_first(postgres_store: SqlStateStore, claim: Claim) -> None:
+def test_a_listener_for_begin_comes_first(postgres_store: SqlStateStore, postgres_claim: Claim) -> None:
     """A statement of its own is in the transaction, which it begins."""
 
     def listener(connection: sa.Connection) -> None:
         connection.exec_driver_sql("SET LOCAL application_name TO 'listener'")
 
     event.listen(postgres_store.engine, "begin", listener)
-    transaction = postgres_store.begin(claim)
+    transaction = postgres_store.begin(postgres_claim)
     assert transaction.handle.scalar(sa.text("SHOW application_name")) == "listener"
     transaction.record_at_commit(STATE, generation=0, transaction_number=1)
     transaction.commit()
-    assert postgres_store.read_claimed(claim).prepared_state == STATE
+    assert postgres_store.read_claimed(postgres_claim).prepared_state == STATE
 
 
-def test_a_listener_for_commit_can_still_write(postgres_store: SqlStateStore, claim: Claim) -> None:
+def test_a_listener_for_commit_can_still_write(postgres_store: SqlStateStore, postgres_claim: Claim) -> None:
     def listener(connection: sa.Connection) -> None:
         connection.execute(insert(orders).values(id=2, item="by the listener"))
         raise_once()
@@ -128,7 +98,7 @@ def test_a_listener_for_commit_can_still_write(postgres_store: SqlStateStore, cl
 
     failed: list[bool] = []
     event.listen(postgres_store.engine, "commit", listener)
-    transaction = recorded_at_commit(postgres_store, claim)
+    transaction = recorded(postgres_store, postgres_claim, "record_at_commit")
     with pytest.raises(ValueError, match="listener"):
         transaction.commit()
     assert rows(postgres_store.engine) == 0
@@ -153,20 +123,6 @@ def test_a_transaction_has_the_characteristics_of_its_engine(postgres_url: str, 
     engine.dispose()
 
 
-def test_an_engine_in_autocommit(postgres_url: str) -> None:
-    engine = sa.create_engine(postgres_url, isolation_level="AUTOCOMMIT")
-    store = SqlStateStore(engine)
-    user_metadata.create_all(engine)
-    claim = store.claim(ID, "tests", timeout=LIMIT)
-    transaction = store.begin(claim)
-    write(transaction)
-    transaction.rollback()
-    assert rows(engine) == 0
-    recorded_at_commit(store, claim).commit()
-    assert rows(engine) == 1
-    engine.dispose()
-
-
 # --- values -------------------------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +132,7 @@ def test_an_engine_in_autocommit(postgres_url: str) -> None:
 def test_values_are_quoted(postgres_store: SqlStateStore, name: str) -> None:
     user_metadata.create_all(postgres_store.engine)
     claim = postgres_store.claim(name, f"owner {name}", timeout=LIMIT)
-    recorded_at_commit(postgres_store, claim).commit()
+    recorded(postgres_store, claim, "record_at_commit").commit()
     assert postgres_store.read_claimed(claim).prepared_state == STATE
     newer = postgres_store.claim(name, f"other {name}", timeout=LIMIT)
     with pytest.raises(FencedError) as caught:
@@ -188,9 +144,9 @@ def test_values_are_quoted(postgres_store: SqlStateStore, name: str) -> None:
 
 
 @pytest.mark.parametrize("then", ["", "and begins another"])
-def test_a_block_that_commits_by_itself_is_found(postgres_store: SqlStateStore, claim: Claim, then: str) -> None:
+def test_a_block_that_commits_by_itself_is_found(postgres_store: SqlStateStore, postgres_claim: Claim, then: str) -> None:
     """The mark is gone with its transaction: the record finds no row, and nothing more is committed."""
-    transaction = postgres_store.begin(claim)
+    transaction = postgres_store.begin(postgres_claim)
     transaction.record_at_commit(STATE, generation=0, transaction_number=1)
     raw = transaction.handle.connection.driver_connection
     raw.commit()
@@ -201,16 +157,16 @@ def test_a_block_that_commits_by_itself_is_found(postgres_store: SqlStateStore, 
         transaction.commit()
     assert transaction.is_surely_rolled_back
     assert rows(postgres_store.engine) == 0
-    assert postgres_store.read_claimed(claim).transaction_number == 0
+    assert postgres_store.read_claimed(postgres_claim).transaction_number == 0
     assert_nothing_is_checked_out(postgres_store)
 
 
-def test_a_fence_lost_just_before_commit(postgres_store: SqlStateStore, claim: Claim) -> None:
-    transaction = recorded_at_commit(postgres_store, claim)
+def test_a_fence_lost_just_before_commit(postgres_store: SqlStateStore, postgres_claim: Claim) -> None:
+    transaction = recorded(postgres_store, postgres_claim, "record_at_commit")
     newer = postgres_store.claim(ID, "theirs", timeout=LIMIT)
     with pytest.raises(FencedError) as caught:
         transaction.commit()
-    assert caught.value.facts["fence"] == claim.fence
+    assert caught.value.facts["fence"] == postgres_claim.fence
     assert transaction.is_surely_rolled_back
     assert rows(postgres_store.engine) == 0
     assert postgres_store.read_claimed(newer).prepared_state is None
@@ -221,7 +177,7 @@ def test_the_reason_cannot_be_looked_up(proxied_store: SqlStateStore, postgres_p
     """The record has failed, and then the database is away: nothing was committed, but why is not known."""
     user_metadata.create_all(proxied_store.engine)
     claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
-    transaction = recorded_at_commit(proxied_store, claim)
+    transaction = recorded(proxied_store, claim, "record_at_commit")
     postgres_store.claim(ID, "theirs", timeout=LIMIT)
 
     def away(link: Link) -> None:
@@ -235,7 +191,7 @@ def test_the_reason_cannot_be_looked_up(proxied_store: SqlStateStore, postgres_p
     assert rows(postgres_store.engine) == 0
 
 
-def test_connections_that_died_in_the_pool(postgres_store: SqlStateStore, claim: Claim) -> None:
+def test_connections_that_died_in_the_pool(postgres_store: SqlStateStore, postgres_claim: Claim) -> None:
     """All of them are replaced: the first attempt meets one, SQLAlchemy's meets another and drops the rest."""
 
     def kill_them() -> None:
@@ -248,10 +204,7 @@ def test_connections_that_died_in_the_pool(postgres_store: SqlStateStore, claim:
                 killer.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
 
     kill_them()
-    recorded_at_commit(postgres_store, claim).commit()
+    recorded(postgres_store, postgres_claim, "record_at_commit").commit()
     kill_them()
-    assert postgres_store.read_claimed(claim).prepared_state == STATE
+    assert postgres_store.read_claimed(postgres_claim).prepared_state == STATE
     assert rows(postgres_store.engine) == 1
-
-
-# --- on psycopg connections ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from store_scene import ID, user_metadata
+from store_scene import ID
 from typer.testing import CliRunner
 
 from dualwrite import migration
@@ -140,16 +140,6 @@ def test_an_upgrade_waits_for_a_lock_only_for_so_long(empty_url: str, given: str
         limits = "SHOW lock_timeout" if connection.dialect.name == "postgresql" else "SELECT @@lock_wait_timeout"
         assert connection.scalar(sa.text(limits)) not in (1, "1s", "30s")
     engine.dispose()
-
-
-@each
-def test_tables_of_the_user_are_kept(empty_url: str) -> None:
-    engine = sa.create_engine(empty_url)
-    user_metadata.create_all(engine)
-    engine.dispose()
-    migration.upgrade(empty_url)
-    migration.downgrade(empty_url, "base")
-    assert {"orders", "orm_orders"} <= tables(empty_url)
 
 
 def test_the_sql_script_runs_unchanged(tmp_path: Path, new_database: Callable[[str], str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -11,7 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from pgbouncer import PgBouncer, Program, find_program
-from store_scene import ID, STATE, assert_outcome, orders, rows, user_metadata
+from store_scene import ID, STATE, assert_outcome, orders, recorded, rows, user_metadata
 
 from dualwrite import migration
 from dualwrite.errors import (
@@ -19,15 +20,15 @@ from dualwrite.errors import (
     ConfigurationError,
     MissingDependencyError,
     StoreCommitUnknownError,
+    StoreError,
     StoreUnavailableError,
 )
-from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.relay.listener import Listener
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import Link, TcpProxy
 from fixtures.missing import missing
-from fixtures.pace import LIMIT
-from fixtures.tiers import thinned
+from fixtures.pace import LIMIT, until
 
 COMMIT = b"COMMIT\0"
 
@@ -61,14 +62,6 @@ def bounced(bounced_url: str) -> Iterator[SqlStateStore]:
         yield made
 
 
-def recorded(store: SqlStateStore, claim: Claim, number: int = 1) -> StoreTransaction:
-    """As in `store_scene`, by the session and with any number."""
-    transaction = store.begin(claim)
-    transaction.session.execute(sa.insert(orders).values(id=number, item="chair"))
-    transaction.record(STATE, generation=0, transaction_number=number)
-    return transaction
-
-
 # --- transaction mode ---------------------------------------------------------------------------------------------------------
 
 
@@ -86,7 +79,7 @@ def test_transactions_commit_on_every_server_connection(bounced: SqlStateStore, 
     backends = set()
     for number in range(1, 31):
         with on_every_server_connection(bounced_url, number % 2):
-            transaction = recorded(bounced, claim, number)
+            transaction = recorded(bounced, claim, number=number)
             backends.add(transaction.handle.scalar(sa.text("SELECT pg_backend_pid()")))
             transaction.commit()
     assert len(backends) == 2
@@ -188,10 +181,12 @@ def test_a_claim_that_waits_names_the_real_backend(bounced: SqlStateStore) -> No
     transaction.commit()
 
 
-def test_migrations_run_through_pgbouncer(bouncer: PgBouncer) -> None:
+def test_migrations_run_through_pgbouncer(bouncer: PgBouncer, caplog: pytest.LogCaptureFixture) -> None:
+    """On connections of ours, which prepare no statements: nobody needs to be told to."""
     url = bouncer.create_database(f"migrated_{uuid4().hex}")
     migration.upgrade(url)
     assert migration.current(url) == migration.newest()
+    assert "prepare_threshold" not in caplog.text
 
 
 # --- other modes, and what it refuses -----------------------------------------------------------------------------------------
@@ -208,14 +203,17 @@ def test_other_pool_modes(program: Program, postgres_server: PostgresServer, pos
             user_metadata.create_all(store.engine)
             recorded(store, store.claim(ID, "tests", timeout=LIMIT)).commit()
             return
-        with pytest.raises(StoreUnavailableError, match=r"refused.*statement pooling mode"):
+        with pytest.raises(
+            StoreError, match=r"(?s)statement mode.*statement pooling mode.*set pool_mode=transaction"
+        ) as caught:
             store.claim(ID, "tests", timeout=LIMIT)
+        assert not caught.value.retriable
 
 
 def test_a_startup_parameter_that_pgbouncer_refuses(bounced_url: str) -> None:
     with (
         SqlStateStore.from_url(bounced_url, connect_args={"options": "-c search_path=public"}) as store,
-        pytest.raises(StoreUnavailableError, match=r"refused.*unsupported startup parameter"),
+        pytest.raises(StoreUnavailableError, match=r"(?s)refused.*unsupported startup parameter"),
     ):
         store.claim(ID, "tests", timeout=LIMIT)
 
@@ -316,45 +314,38 @@ def _when_it_waits(direct: str, link: Link, bouncer: PgBouncer, who: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", thinned(["before", "answered"], kept=["answered"]))
-def test_a_server_killed_in_commit_behind_pgbouncer(program: Program, own_postgres_server: PostgresServer, when: Any) -> None:
-    server = own_postgres_server
-    migration.upgrade(server.url)
-    with (
-        TcpProxy("127.0.0.1", server.port) as proxy,
-        PgBouncer(server, server_port=proxy.port, program=program) as bouncer,
-        SqlStateStore.from_url(bouncer.url, lock_timeout=LIMIT) as store,
-    ):
-        user_metadata.create_all(store.engine)
-        claim = store.claim(ID, "tests", timeout=LIMIT)
-        transaction = recorded(store, claim)
-
-        def crash(link: Link) -> None:
-            server.pause()  # so that no backend is forked for PgBouncer's next attempt while all are being killed
-            server.kill()
-            link.cut()
-
-        proxy.on_client_bytes(COMMIT, crash, when=when)
-        with pytest.raises(StoreCommitUnknownError):
-            transaction.commit()
-        transaction.rollback()
-        server.start()
-        assert_outcome(store, claim, committed=when == "answered")
-
-
-@pytest.mark.slow
 def test_a_server_restarted_between_transactions(program: Program, own_postgres_server: PostgresServer) -> None:
     server = own_postgres_server
     migration.upgrade(server.url)
     with PgBouncer(server, program=program) as bouncer, SqlStateStore.from_url(bouncer.url, lock_timeout=LIMIT) as store:
         user_metadata.create_all(store.engine)
         claim = store.claim(ID, "tests", timeout=LIMIT)
-        recorded(store, claim, 1).commit()
+        recorded(store, claim, number=1).commit()
         server.restart()
-        recorded(store, claim, 2).commit()
+        recorded(store, claim, number=2).commit()
         bouncer.restart()
-        recorded(store, claim, 3).commit()
+        recorded(store, claim, number=3).commit()
         assert rows(store.engine) == 3
 
 
 # --- the server of these tests ------------------------------------------------------------------------------------------------
+
+
+def test_a_relay_says_that_no_notification_arrives_through_it(
+    bounced_url: str, postgres_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In transaction mode LISTEN succeeds, and nothing ever comes: a notification of its own at the start shows it."""
+    monkeypatch.setattr("dualwrite.relay.listener._ARRIVAL_SECONDS", 1.0)
+    for url, warns in ((bounced_url, True), (postgres_url, False)):
+        caplog.clear()
+        engine = sa.create_engine(url, connect_args={"prepare_threshold": None})
+        rung = threading.Event()
+        with Listener(engine, "out:box %", "relay.outbox", rung.set):
+            assert rung.wait(LIMIT)  # it listens
+            rung.clear()
+            if warns:
+                until(lambda: "no notification arrives on 'out:box %'" in caplog.text)
+            else:
+                assert rung.wait(LIMIT)
+        engine.dispose()
+        assert ("no notification" in caplog.text) is warns

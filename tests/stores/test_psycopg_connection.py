@@ -219,7 +219,7 @@ def test_an_unknown_commit(
         assert count(dsn) == (1 if committed else 0)
         if kind == "connection":
             assert source.closed
-            with pytest.raises(StoreError, match=r"closed.*COMMIT|closed.*broke.*connect again"):
+            with pytest.raises(StoreError, match=r"(?s)closed.*COMMIT|closed.*broke.*connect again"):
                 store.begin(again)
         else:
             recorded(store, again, 2).commit()
@@ -398,21 +398,13 @@ def test_after_the_end_the_handle_is_refused_and_the_connection_usable(
     connection.commit()
 
 
-def test_collected_handles_do_not_close_the_connection(mine: SqlStateStore, connection: psycopg.Connection[Any]) -> None:
-    claim = claim_of(mine)
-    for number in (1, 2):
-        recorded(mine, claim, number).commit()
-    gc.collect()
-    assert not connection.closed
-
-
 # --- a connection that is not fit ---------------------------------------------------------------------------------------------
 
 
 def test_a_connection_that_is_in_a_transaction(mine: SqlStateStore, connection: psycopg.Connection[Any]) -> None:
     claim = claim_of(mine)
     connection.execute("SELECT 1")
-    with pytest.raises(UsageError, match=r"already in a transaction.*autocommit"):
+    with pytest.raises(UsageError, match=r"(?s)already in a transaction.*autocommit"):
         mine.begin(claim)
     with pytest.raises(psycopg.errors.UndefinedTable):
         connection.execute("SELECT * FROM nowhere")
@@ -446,7 +438,7 @@ def test_a_pipeline_left_open_by_the_block(mine: SqlStateStore, dsn: str) -> Non
 def test_a_closed_connection(mine: SqlStateStore, connection: psycopg.Connection[Any]) -> None:
     claim = claim_of(mine)
     connection.close()
-    with pytest.raises(StoreError, match=r"closed.*connect again"):
+    with pytest.raises(StoreError, match=r"(?s)closed.*connect again"):
         mine.begin(claim)
     with pytest.raises(ConfigurationError, match="closed"):
         SqlStateStore.from_psycopg(connection)
@@ -540,20 +532,3 @@ def test_check_reports_a_search_path_set_on_the_connection_only(
     connection.commit()
     with pytest.raises(ConfigurationError, match="search_path"):
         mine.check()
-
-
-def test_an_interrupt_in_commit_closes_the_connection(
-    mine: SqlStateStore, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, dsn: str
-) -> None:
-    """Simulated: no real component can interrupt at that point."""
-    transaction = recorded(mine, claim_of(mine))
-
-    def interrupted(_connection: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mine.engine.dialect, "do_commit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            transaction.commit()
-    assert connection.closed
-    assert count(dsn) == 0

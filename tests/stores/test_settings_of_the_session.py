@@ -202,8 +202,8 @@ _REPLACED = (
     "UPDATE kafka_transaction_state SET store_id = 'another'",
 )
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "a read-only transaction": (("SET TRANSACTION READ ONLY",), "nothing of it was written.*SET TRANSACTION READ ONLY"),
-    "a role": (("SET LOCAL ROLE pg_monitor",), r"does not permit recording.*nothing of it was written.*\(SET ROLE\)"),
+    "a read-only transaction": (("SET TRANSACTION READ ONLY",), "(?s)nothing of it was written.*SET TRANSACTION READ ONLY"),
+    "a role": (("SET LOCAL ROLE pg_monitor",), r"(?s)does not permit recording.*nothing of it was written.*\(SET ROLE\)"),
     "a limit for statements": (("SET LOCAL statement_timeout TO '50ms'",), "ended by statement_timeout"),
     "a limit for locks": (("SET LOCAL lock_timeout TO '50ms'",), "not released within the limit"),
     "a trigger": (_HIDDEN, "does not see the row that it began with. Nothing was committed"),

@@ -6,7 +6,6 @@ The traceback of the interrupt references the cursor here, as a reference cycle 
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import signal
 import sqlite3
@@ -68,16 +67,6 @@ def assert_nobody_has_a_lock(engine: sa.Engine) -> None:
         other.execute("COMMIT")  # without WAL it also waits for readers
     finally:
         other.close()
-
-
-def test_an_interrupted_read_of_the_fence_leaves_no_lock(store: SqlStateStore) -> None:
-    claim = store.claim("id", "tests", timeout=LIMIT)
-    with interrupted_once(store.engine, "SELECT"):
-        with pytest.raises(KeyboardInterrupt) as caught:
-            store.begin(claim)
-        assert_nobody_has_a_lock(store.engine)
-    assert caught.value.__traceback__ is not None
-    store.begin(claim).rollback()
 
 
 @pytest.mark.parametrize("fetch", [lambda result: result.all(), lambda result: result.first()])
@@ -200,19 +189,3 @@ def test_a_transaction_waits_for_the_write_lock_as_long_as_the_writers_claim(sql
     with dualwrite.open_recoverer(sqlite_url, kafka="127.0.0.1:1", timeouts=Timeouts(claim=0.7)) as recoverer:
         assert isinstance(recoverer.store, SqlStateStore)
         assert busy_timeout(recoverer.store.engine) == 700
-
-
-def test_a_timeout_of_asyncio_while_connecting_is_no_interrupt(sqlite_url: str) -> None:
-    """It has a CancelledError in its context. An engine's `creator` may fetch a token so, for example."""
-
-    async def fetch() -> None:
-        async with asyncio.timeout(0.01):
-            await asyncio.sleep(LIMIT)
-
-    def create() -> sqlite3.Connection:
-        asyncio.run(fetch())
-        raise AssertionError
-
-    engine = sa.create_engine(sqlite_url, creator=create)
-    with pytest.raises(TimeoutError):
-        SqlStateStore(engine).read("id")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -13,6 +12,7 @@ from dualwrite.errors import ClaimTimeoutError, FencedError, StoreUnavailableErr
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.proxy import TcpProxy
+from fixtures.database import shorten_pauses
 from fixtures.pace import LIMIT
 
 
@@ -66,26 +66,14 @@ def test_a_claim_keeps_the_busy_timeout_of_the_user(sqlite_url: str) -> None:
     engine.dispose()
 
 
-def test_an_interrupt_at_the_start_of_a_claim_is_raised_unchanged(
-    store: SqlStateStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(_connection: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(store.engine.dialect, "do_begin", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            store.claim(ID, "ours", timeout=LIMIT)
-    assert_nothing_is_checked_out(store)
-    assert store.claim(ID, "ours", timeout=LIMIT).fence == 1
-
-
 # --- connections that break -----------------------------------------------------------------------------------------------
 
 
 def test_a_claim_with_expected_fence_does_not_mistake_a_later_claim_for_its_own(
-    proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_store: SqlStateStore
+    proxied_store: SqlStateStore, postgres_proxy: TcpProxy, postgres_store: SqlStateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The later one waits until the server ends our transaction, which pauses."""
+    shorten_pauses(monkeypatch, 1)
     first = proxied_store.claim(ID, "ours", timeout=LIMIT)
 
     def claim_meanwhile(link: object) -> None:

@@ -6,7 +6,6 @@ tests/crash/test_unknown_outcome.py.
 
 from __future__ import annotations
 
-import signal
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,17 +29,13 @@ from store_scene import (
 )
 
 from dualwrite.errors import (
-    FencedError,
     StoreCommitFailedError,
     StoreCommitUnknownError,
     StoreError,
-    StoreUnavailableError,
-    WriterClosedError,
 )
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.testing.mariadb import MariaDBServer
-from dualwrite.testing.proxy import TcpProxy
+from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import LIMIT, done
 
 RECORDS = ("record", "record_at_commit")
@@ -148,18 +143,6 @@ def test_an_aborted_transaction_is_never_reported_committed(
     assert_outcome(postgres_store, postgres_claim, committed=False)
 
 
-def test_a_connection_known_to_be_lost_before_commit(proxied_store: SqlStateStore, postgres_proxy: TcpProxy) -> None:
-    claim = proxied_store.claim(ID, "tests", timeout=LIMIT)
-    transaction = proxied_store.begin(claim)
-    postgres_proxy.cut()
-    with pytest.raises(StoreUnavailableError) as caught:
-        transaction.record(STATE, generation=0, transaction_number=1)
-    assert caught.value.retriable
-    transaction.rollback()
-    assert_nothing_is_checked_out(proxied_store)
-    assert proxied_store.read_claimed(claim).prepared_state is None
-
-
 @pytest.mark.slow
 def test_a_commit_that_waited_too_long_for_a_backup_lock(
     mariadb_url: str, mariadb_store: SqlStateStore, mariadb_claim: Claim
@@ -257,33 +240,3 @@ def test_an_interrupt_in_commit_is_raised_unchanged(
     assert len(closed) == 1
     has_committed = record == "record_at_commit" and store.engine.name == "postgresql"  # before SQLAlchemy's turn
     assert_outcome(store, claim, committed=has_committed)
-
-
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_masked_by_an_assertion_of_sqlalchemy_is_raised(
-    store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch, record: str, interrupt: type[BaseException]
-) -> None:
-    """Simulated: SQLAlchemy's cleanup after COMMIT asserts a state that the interrupt kept from being reached."""
-    transaction = recorded(store, claim, record)
-
-    def interrupted(_transaction: sa.RootTransaction) -> None:
-        raise interrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sa.RootTransaction, "_deactivate_from_connection", interrupted)
-        with pytest.raises(interrupt):
-            transaction.commit()
-    assert_nothing_is_checked_out(store)
-    assert_outcome(store, claim, committed=True)
-
-
-def test_an_error_during_the_handling_of_an_interrupt_is_raised_unchanged(store: SqlStateStore, claim: Claim) -> None:
-    transaction = recorded(store, claim)
-    transaction.rollback()
-    try:
-        signal.raise_signal(signal.SIGINT)
-    except KeyboardInterrupt:
-        with pytest.raises(WriterClosedError):
-            transaction.commit()
-        with pytest.raises(FencedError):
-            store.begin(Claim(ID, claim.fence + 1, "nobody"))

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 from store_scene import ID, assert_nothing_is_checked_out
@@ -16,13 +15,11 @@ from dualwrite.errors import (
     ConfigurationError,
     MissingDependencyError,
     StateTableMissingError,
-    StoreError,
     StoreUnavailableError,
 )
 from dualwrite.stores.base import Claim
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.tables import metadata
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.pace import LIMIT
 from fixtures.store_calls import every_call
@@ -90,26 +87,6 @@ def test_a_file_that_is_not_a_database(tmp_path: Path) -> None:
         store.check()
 
 
-def test_a_missing_privilege(postgres_server: PostgresServer, postgres_url: str) -> None:
-    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute("DROP ROLE IF EXISTS reader")
-        connection.execute("CREATE ROLE reader LOGIN")
-        for table in metadata.tables:
-            connection.execute(f"GRANT SELECT ON {table} TO reader")
-    with SqlStateStore.from_url(postgres_url.replace("dualwrite@", "reader@")) as store:
-        store.check()
-        with pytest.raises(StoreError, match="does not permit claiming") as caught:
-            store.claim(ID, "tests", timeout=LIMIT)
-        assert "grant" in caught.value.next_step
-    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
-        connection.execute("DROP OWNED BY reader; DROP ROLE reader")
-
-
-def test_check_passes_on_a_valid_table(store: SqlStateStore) -> None:
-    store.check()
-    assert_nothing_is_checked_out(store)
-
-
 # --- addresses ------------------------------------------------------------------------------------------------------------
 
 
@@ -157,13 +134,13 @@ def test_urls_of_unknown_stores(url: str) -> None:
 @table(
     ("url", "options", "expected"),
     [
-        ("sqlite://", {}, r"SingletonThreadPool .*use a file"),
-        ("sqlite:///:memory:", {"poolclass": sa.StaticPool}, r"StaticPool .*use a file, .*and no poolclass"),
-        ("sqlite:///file:x?mode=memory&uri=true", {"poolclass": sa.StaticPool}, r"StaticPool .*use a file"),
+        ("sqlite://", {}, r"(?s)SingletonThreadPool .*use a file"),
+        ("sqlite:///:memory:", {"poolclass": sa.StaticPool}, r"(?s)StaticPool .*use a file, .*and no poolclass"),
+        ("sqlite:///file:x?mode=memory&uri=true", {"poolclass": sa.StaticPool}, r"(?s)StaticPool .*use a file"),
         (
             "sqlite:////tmp/shop.db",
             {"poolclass": sa.StaticPool},
-            r"StaticPool .*Next step: create .* without poolclass=StaticPool",
+            r"(?s)StaticPool .*Next step: create .* without poolclass=StaticPool",
         ),
         (
             "postgresql+psycopg://db/shop",

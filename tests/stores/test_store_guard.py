@@ -241,7 +241,7 @@ def test_listeners_of_the_user_are_still_called(
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_listeners_of_the_connection_are_called_after_statements_of_ours(store: SqlStateStore, claim: Claim, end: str) -> None:
     heard: list[str] = []
-    transaction = store.begin_group(claim)
+    transaction = store.begin(claim)
     transaction.begin_unit()
     sa.event.listen(transaction.handle, "before_cursor_execute", lambda *_: heard.append("statement"))
     sa.event.listen(transaction.handle, end, lambda *_: heard.append(end))
@@ -265,7 +265,7 @@ USERS_OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", USERS_OPTIONS)
 def test_options_of_the_user_are_not_for_our_own_statements(store: SqlStateStore, claim: Claim, options: str) -> None:
     """SQLAlchemy's Connection.execution_options changes the connection itself."""
-    transaction = store.begin_group(claim)
+    transaction = store.begin(claim)
     transaction.begin_unit()
     write(transaction)
     transaction.end_unit()

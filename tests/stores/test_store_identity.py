@@ -9,8 +9,8 @@ from uuid import uuid4
 from dualwrite.migration import upgrade
 from dualwrite.state import ProducerKind
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.testing.mariadb import MariaDBServer
 from dualwrite.testing.postgres import PostgresServer
+from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import LIMIT
 
 WRITERS = 4

@@ -4,45 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, insert
 from sqlalchemy.exc import IntegrityError
 from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, commit, orders, rows, write
 
-from dualwrite.errors import FencedError, StoreError, TransactionControlError, WriterClosedError
-from dualwrite.state import ProducerKind
+from dualwrite.errors import StoreError, TransactionControlError, WriterClosedError
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.stores.sql.guard import GuardedConnection
-from dualwrite.stores.sql.tables import state_table
 from fixtures.pace import LIMIT
-
-
-def test_a_deleted_row(store: SqlStateStore, claim: Claim) -> None:
-    with store.engine.begin() as connection:
-        connection.execute(state_table.delete())
-    for use in (store.begin, store.read_claimed, lambda claim: store.acquire_generation(claim, ProducerKind.NATIVE)):
-        with pytest.raises(FencedError, match="gone"):
-            use(claim)
-    assert_nothing_is_checked_out(store)
-
-
-def test_an_interrupt_while_opening_leaves_nothing_open(
-    store: SqlStateStore, claim: Claim, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(GuardedConnection, "execute", interrupted)
-        patch.setattr(psycopg.Connection, "wait", interrupted)  # BEGIN with the fence's SELECT
-        with pytest.raises(KeyboardInterrupt):
-            store.begin(claim)
-    assert_nothing_is_checked_out(store)
-    store.begin(claim).rollback()
-
 
 # --- the user's own engine ------------------------------------------------------------------------------------------------
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import alembic_command
 import pytest
 import sqlalchemy as sa
-from alembic_command import run_alembic
+from alembic_command import Project, made
 from store_scene import ID
 from typer.testing import CliRunner
 
@@ -43,15 +40,8 @@ def downgrade():
 """
 
 
-@dataclass(frozen=True)
-class Project:
-    """A user's alembic project, created by `alembic init`."""
-
-    folder: Path
-    url: str
-
-    def alembic(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return run_alembic(self.folder, *arguments, check=check)
+class Chain(Project):
+    """A project with the user's own revisions."""
 
     def revision(self, revision: str, down: str | None, upgrade: str, downgrade: str) -> None:
         text = REVISION.format(revision=revision, down=down, upgrade=upgrade, downgrade=downgrade)
@@ -65,10 +55,9 @@ class Project:
             engine.dispose()
 
 
-def make_project(folder: Path, url: str) -> Project:
+def make_project(folder: Path, url: str) -> Chain:
     """Three revisions: the user's table, ours, and one more of the user."""
-    alembic_command.make_project(folder, url)
-    project = Project(folder, url)
+    project = made(Chain(folder, url))
     create = 'op.create_table("orders", sa.Column("id", sa.Integer, primary_key=True))'
     project.revision("a", None, create, 'op.drop_table("orders")')
     project.revision(
@@ -82,7 +71,7 @@ def make_project(folder: Path, url: str) -> Project:
 
 
 @pytest.fixture(params=thinned(["sqlite", "postgresql", "mariadb"], quick=["sqlite"]))
-def project(request: pytest.FixtureRequest, new_database: Callable[[str], str], tmp_path: Path) -> Project:
+def project(request: pytest.FixtureRequest, new_database: Callable[[str], str], tmp_path: Path) -> Chain:
     return make_project(tmp_path / "project", new_database(request.param))
 
 
@@ -92,7 +81,7 @@ def assert_it_works(url: str) -> None:
         store.claim(ID, "tests", timeout=LIMIT)
 
 
-def test_upgrade_and_downgrade_in_the_migrations_of_the_user(project: Project) -> None:
+def test_upgrade_and_downgrade_in_the_migrations_of_the_user(project: Chain) -> None:
     project.alembic("upgrade", "head")
     assert project.tables() == OURS | {"orders", "alembic_version"}
     assert migration.current(project.url) == NEWEST
@@ -108,7 +97,7 @@ def test_upgrade_and_downgrade_in_the_migrations_of_the_user(project: Project) -
     assert_it_works(project.url)
 
 
-def test_the_db_commands_see_what_the_chain_has_done(project: Project) -> None:
+def test_the_db_commands_see_what_the_chain_has_done(project: Chain) -> None:
     project.alembic("upgrade", "b")
     invoke = CliRunner().invoke
     assert invoke(db.app, ["current", "--url", project.url]).output == f"{NEWEST} (newest: {NEWEST})\n"
@@ -118,7 +107,7 @@ def test_the_db_commands_see_what_the_chain_has_done(project: Project) -> None:
     assert_it_works(project.url)
 
 
-def test_a_chain_that_runs_after_dualwrite_db_upgrade(project: Project) -> None:
+def test_a_chain_that_runs_after_dualwrite_db_upgrade(project: Chain) -> None:
     migration.upgrade(project.url)
     project.alembic("upgrade", "b")
     project.alembic("upgrade", "head")
@@ -128,7 +117,7 @@ def test_a_chain_that_runs_after_dualwrite_db_upgrade(project: Project) -> None:
     assert migration.current(project.url) is None
 
 
-def test_a_failed_migration_leaves_no_table_of_dualwrite(project: Project) -> None:
+def test_a_failed_migration_leaves_no_table_of_dualwrite(project: Chain) -> None:
     project.revision("d", "a", 'upgrade_state_table(op, "0001"); op.execute("SELECT * FROM nowhere")', "pass")
     failed = project.alembic("upgrade", "d", check=False)
     assert failed.returncode != 0
@@ -137,7 +126,7 @@ def test_a_failed_migration_leaves_no_table_of_dualwrite(project: Project) -> No
         assert project.tables() <= {"orders", "alembic_version"}
 
 
-def test_offline_sql_from_the_first_revision(project: Project) -> None:
+def test_offline_sql_from_the_first_revision(project: Chain) -> None:
     script = project.alembic("upgrade", "head", "--sql").stdout
     made = re.findall(r"^CREATE TABLE (?:IF NOT EXISTS )?((?:kafka|dualwrite)_\w+) \(", script, re.MULTILINE)
     assert sorted(made) == sorted(OURS)
@@ -167,7 +156,7 @@ def run_script(url: str, script: str) -> None:
 
 
 @pytest.mark.parametrize("revision", ["head", "+1", "9999"])
-def test_a_revision_unknown_to_dualwrite(project: Project, revision: str) -> None:
+def test_a_revision_unknown_to_dualwrite(project: Chain, revision: str) -> None:
     project.revision("d", "a", f"upgrade_state_table(op, {revision!r})", "pass")
     failed = project.alembic("upgrade", "d", check=False)
     assert failed.returncode != 0

@@ -8,15 +8,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import sqlalchemy
-
-from dualwrite import migration
-from fixtures.tiers import thinned
 
 ROOT = Path(__file__).parents[2]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
@@ -83,11 +79,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     return made
 
 
-@pytest.fixture(params=thinned(["sqlite", "postgresql"], kept=["sqlite"]))
-def url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
-    return new_database(request.param)
-
-
 def test_the_wheel_contains_all_migrations(installed: Installation) -> None:
     names = set(zipfile.ZipFile(installed.wheel).namelist())
     scripts = {f"dualwrite/_migrations/versions/{path.name}" for path in (ROOT / "migrations/versions").glob("*.py")}
@@ -121,42 +112,3 @@ def test_the_page_of_a_package_index_leads_to_the_repository(tmp_path: Path) -> 
 def test_migrations_run_from_the_installed_package(installed: Installation) -> None:
     program = "import dualwrite, dualwrite_alembic; from dualwrite import migration; print(migration.scripts_folder())"
     assert installed.run("python", "-c", program).strip() == str(installed.packages / "dualwrite" / "_migrations")
-
-
-def test_a_store_without_a_table(installed: Installation) -> None:
-    assert "Nothing to migrate" in installed.db("upgrade", "zookeeper://nowhere:2181/app")
-    assert "Nothing to migrate" in installed.run("dualwrite", "db", "sql", "--url", "zookeeper://nowhere:2181/app", code=1)
-
-
-def test_in_a_migration_chain_of_the_user(installed: Installation, url: str) -> None:
-    """Run one of the user's migrations as alembic does."""
-    program = f"""
-import sqlalchemy as sa
-from alembic import op
-from alembic.migration import MigrationContext
-from alembic.operations import Operations
-from dualwrite.migration import current, downgrade_state_table, upgrade_state_table
-
-engine = sa.create_engine({url!r})
-with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
-    upgrade_state_table(op, "0001")
-print(current({url!r}))
-with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
-    downgrade_state_table(op, "base", from_revision="0001")
-print(current({url!r}))
-"""
-    assert installed.run("python", "-c", program).split() == ["0001", "None"]
-
-
-def test_alembics_autogenerate_finds_nothing_to_drop(installed: Installation, url: str) -> None:
-    """Found by the entry point in the wheel."""
-    program = f"""
-import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-
-with sa.create_engine({url!r}).connect() as connection:
-    print(compare_metadata(MigrationContext.configure(connection), sa.MetaData()))
-"""
-    assert installed.db("upgrade", url) == f"Upgraded from nothing to {migration.newest()}.\n"
-    assert installed.run("python", "-c", program) == "[]\n"

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 import dualwrite
 from dualwrite import DualWriter, Transaction, WriterPool, aio
 from dualwrite.errors import BrokerError, ClaimTimeoutError, FencedError, InDoubtTransactionError
-from dualwrite.processor import AsyncDualProcessor, DualProcessor, KafkaWriter, Received
+from dualwrite.processor import AsyncDualProcessor, DualProcessor, Received
 from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
 from dualwrite.stores.zookeeper import ZooKeeperStore
@@ -67,6 +67,9 @@ async def pools_of_coroutines(url: sa.URL, rocks: RocksDBStore, zoo: ZooKeeperSt
     assert_type(await aio.create_pool(rocks, prefix="shop"), aio.AsyncWriterPool[TransactionBatch])
     assert_type(await aio.create_pool(zoo, prefix="shop", size=3), aio.AsyncWriterPool[ZooKeeperBatch])
     assert_type(await aio.create_pool("sqlite:///shop.db", prefix="shop"), aio.AsyncWriterPool[Any])
+    async with aio.create_pool(url, prefix="shop") as pool:
+        assert_type(pool, aio.AsyncWriterPool[aio.AsyncConnection])
+    aio.create_pool(url, prefix="shop").run  # E: has no attribute "run"
     await aio.create_pool(url, prefix="shop", transactional_id="id")  # E: No overload variant of "create_pool"
 
 
@@ -145,7 +148,7 @@ def topics(tx: Transaction[sa.Connection], unit: aio.AsyncTransaction[aio.AsyncC
 
 def handlers(
     pool: WriterPool[sa.Connection],
-    writer: KafkaWriter,
+    writer: DualWriter[sa.Connection],
     orders: dualwrite.Topic[int, str],
     names: dualwrite.Topic[str, bytes],
 ) -> None:

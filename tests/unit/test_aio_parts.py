@@ -1,4 +1,4 @@
-"""Parts of dualwrite.aio by themselves: messages that wait to be sent, a pool's options and threads, interrupts."""
+"""Parts of dualwrite.aio by themselves: messages that wait to be sent, a pool's options and threads, waiting."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 
 from dualwrite import PoolOptions, Topic, Transaction, aio
 from dualwrite.aio.async_transaction import send_unsent
-from dualwrite.aio.coroutine_threads import LoopNotifier
+from dualwrite.aio.coroutine_threads import LoopCalls
 from dualwrite.deadline import Limit
 from dualwrite.errors import InvalidMessageError, PoolTimeoutError, UnknownTopicError
 from dualwrite.observability import tracing
-from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls
+from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls
 from dualwrite.pool.pool import BoundPool
 from dualwrite.pool.pool_ids import FixedIds
 from dualwrite.pool.writers import Writers
@@ -41,14 +41,11 @@ class Sent:
         self.values: list[bytes | None] = []
         self._error = error
 
-    def send(self, _topic: str, value: bytes | None, **_: Any) -> None:
-        self.values.append(value)
-
     def send_messages(self, messages: list[Any]) -> None:
         error, self._error = self._error, None
         if error is not None:
             raise error
-        self.values += [message.value for message in messages]
+        self.values += [value for _, value, *_ in messages]
 
 
 def coroutine_transaction(sent: Sent) -> aio.AsyncTransaction:
@@ -112,7 +109,7 @@ class Calls(WaitingCalls):
         super().__init__(AloneUnits("shop"))
         self.keys: set[Hashable] = set()
 
-    def put(self, call: Call) -> bool:
+    def put(self, call: UnitCall) -> bool:
         self.keys.add(call.key)
         return super().put(call)
 
@@ -200,116 +197,21 @@ def test_a_serializer_that_blocks_can_run_in_the_thread() -> None:
     assert [ident == here for ident in used] == [True, False, True]
 
 
-# --- interrupts in the event loop -----------------------------------------------------------------------------------------
+# --- waiting in the event loop --------------------------------------------------------------------------------------------
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """An event loop in which a signal handler exits the program, just once, when a callback is scheduled or run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.exits: set[str] = set()
-
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        self._exit("before it is scheduled")
-        handle = super().call_soon_threadsafe(self._run, callback, args, context=context)
-        self._exit("after it is scheduled")
-        return handle
-
-    def _run(self, callback: Any, args: tuple[Any, ...]) -> None:
-        self._exit("as it begins")
-        callback(*args)
-
-    def _exit(self, place: str) -> None:
-        if place in self.exits:
-            self.exits.remove(place)
-            raise SystemExit(0)
-
-
-class Exiting(asyncio.Future[None]):
-    """A signal handler exits the program when this future is about to be resolved, just once."""
-
-    was_tried = False
-
-    def done(self) -> bool:
-        if not self.was_tried:
-            self.was_tried = True
-            raise SystemExit(0)
-        return super().done()
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    for task in asyncio.all_tasks(made):
-        task.cancel()
-    made.run_until_complete(asyncio.sleep(0))
-    made.close()
-
-
-def ends_although_cancelled(loop: Loop, task: asyncio.Future[None]) -> None:
-    """As at the end of `asyncio.run`."""
-    task.cancel()
-    done, _ = loop.run_until_complete(asyncio.wait([task], timeout=LIMIT))
-    assert done
-    assert task.cancelled()
-
-
-@pytest.mark.parametrize("place", ["before it is scheduled", "after it is scheduled", "as it begins"])
-def test_a_program_that_exits_while_a_coroutine_is_notified_ends(loop: Loop, place: str) -> None:
-    """`asyncio.run` cancels the tasks and waits for them; without the notification this would take for ever."""
-
+def test_a_wait_for_what_can_not_be_stopped_is_cancelled_when_it_has_ended() -> None:
     async def main() -> None:
-        notifier = LoopNotifier(loop)
-        future = loop.create_future()
-        waiting.append(asyncio.ensure_future(notifier.through_cancellation(future)))
+        job: Future[None] = Future()
+        waiting = asyncio.ensure_future(LoopCalls(asyncio.get_running_loop()).until_done(job))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            waiting.cancel()
         await asyncio.sleep(0)
-        loop.exits.add(place)
-        notifier.notify(future)
-        await asyncio.sleep(LIMIT)
+        assert not waiting.done()
+        threading.Timer(0.05, job.set_exception, [ValueError()]).start()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert job.done()
 
-    waiting: list[asyncio.Future[None]] = []
-    with pytest.raises(SystemExit):
-        loop.run_until_complete(main())
-    ends_although_cancelled(loop, waiting[0])
-
-
-def test_a_coroutine_that_waits_only_after_such_an_exit_ends(loop: Loop) -> None:
-    """It gets no second cancellation: it waits in what it does after its first."""
-
-    async def cleaning(notifier: LoopNotifier) -> None:
-        try:
-            await asyncio.sleep(LIMIT)
-        finally:
-            job: Future[None] = Future()
-            threading.Timer(0.05, job.set_result, [None]).start()
-            await notifier.until_done(job)
-
-    async def main() -> None:
-        notifier = LoopNotifier(loop)
-        waiting.append(asyncio.ensure_future(cleaning(notifier)))
-        await asyncio.sleep(0)
-        loop.exits.add("as it begins")
-        notifier.notify(loop.create_future())
-        await asyncio.sleep(LIMIT)
-
-    waiting: list[asyncio.Future[None]] = []
-    with pytest.raises(SystemExit):
-        loop.run_until_complete(main())
-    ends_although_cancelled(loop, waiting[0])
-
-
-def test_the_other_coroutines_are_notified_if_the_program_exits_meanwhile(loop: Loop) -> None:
-    async def main() -> None:
-        notifier = LoopNotifier(loop)
-        for future in (loop.create_future(), Exiting(loop=loop), loop.create_future()):
-            futures.append(future)
-            notifier.notify(future)
-        await asyncio.sleep(LIMIT)
-
-    futures: list[asyncio.Future[None]] = []
-    with pytest.raises(SystemExit):
-        loop.run_until_complete(main())
-    loop.run_until_complete(asyncio.wait(futures, timeout=LIMIT))
-    assert all(future.done() for future in futures)
+    asyncio.run(main())

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from dualwrite.cli import main
-from dualwrite.kafka.native import compiled, records
+from dualwrite.kafka.native import is_compiled, records
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_it_is_said_which_form_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runs_compiled = not records.__file__.endswith(".py")
-    assert compiled.is_compiled() is runs_compiled
+    assert is_compiled() is runs_compiled
     assert main(["--version"]) == 0
     assert ("(native producer: compiled)" in capsys.readouterr().out) is runs_compiled
 

@@ -6,6 +6,7 @@ If a name has moved, one test fails and names it, without a database. The versio
 from __future__ import annotations
 
 import inspect
+import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,9 @@ from sqlalchemy.sql import visitors
 from dualwrite.errors import WriterClosedError
 from dualwrite.migration import newest, scripts_folder
 from dualwrite.stores.sql.async_handles import buffered
+from dualwrite.stores.sql.engines import dialect_of
 from dualwrite.stores.sql.guard import Guard, GuardedConnection, OwnedTransaction
+from dualwrite.stores.sql.home import engine_at_home
 from dualwrite.stores.sql.orm import GuardedSession
 from dualwrite.stores.sql.psycopg_sources import RecipeConnection, view_of
 
@@ -31,7 +34,7 @@ from dualwrite.stores.sql.psycopg_sources import RecipeConnection, view_of
 @pytest.fixture
 def engine() -> Iterator[sa.Engine]:
     made = sa.create_engine("sqlite://")
-    yield made
+    yield engine_at_home(made, dialect_of(made), None, is_ours=True)
     made.dispose()
 
 
@@ -65,6 +68,21 @@ def test_sqlalchemy_a_connection_wraps_a_pooled_one_and_a_root_transaction_insta
     assert connection.get_transaction() is begun
     begun.rollback()
     connection.close()
+
+
+def test_sqlalchemy_a_pool_can_replace_its_older_connections() -> None:
+    """By `_invalidate`, which leaves the connection alone that it is called with."""
+    pool = sa.QueuePool(lambda: sqlite3.connect(":memory:", check_same_thread=False))
+    lent, other = pool.connect(), pool.connect()
+    before = other.dbapi_connection
+    other.close()
+    pool._invalidate(lent, ValueError(), _checkin=False)
+    assert lent.is_valid
+    again = pool.connect()
+    assert again.dbapi_connection is not before
+    again.close()
+    lent.close()
+    pool.dispose()
 
 
 def test_sqlalchemy_a_result_can_be_given_its_rows(engine: sa.Engine) -> None:
@@ -184,7 +202,7 @@ def test_psycopg_a_view_shares_the_dict_of_its_connection() -> None:
 
 
 def test_psycopg_executes_a_statement_in_a_pipeline_that_only_collects() -> None:
-    """What `postgresql_pipeline` needs: the generator of `execute`, its arguments, and what a cursor does with a pipeline."""
+    """What `postgresql_outgoing` needs: the generator of `execute`, its arguments, and what a cursor does with a pipeline."""
     connection: Any = psycopg.Connection(PGconn.connect_start(b"host=/nowhere"))
     try:
         cursor = psycopg.Cursor(connection)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dualwrite.deadline import Deadline
+from dualwrite.deadline import Deadline, Pauses
 
 
 def test_a_deadline_passed_on_stays_the_same() -> None:
@@ -30,6 +30,26 @@ def test_a_sleep_ends_with_the_deadline() -> None:
         deadline.sleep(600)
         assert deadline.expired
         assert deadline.left == 0
+
+
+def test_pauses_are_doubled_up_to_a_limit_until_a_success() -> None:
+    pauses = Pauses(0.1, 0.3, spread=0.0)
+    assert (pauses.taken, [next(pauses) for _ in range(4)], pauses.taken) == (0, [0.1, 0.2, 0.3, 0.3], 4)
+    pauses.reset()
+    assert (pauses.taken, pauses.upcoming, next(pauses)) == (0, 0.1, 0.1)
+
+
+def test_pauses_are_spread() -> None:
+    found = {next(Pauses(0.1)) for _ in range(100)}
+    assert len(found) > 90
+    assert 0.1 <= min(found) < 0.12
+    assert 0.18 < max(found) <= 0.2
+
+
+def test_no_attempt_but_the_first_begins_after_the_deadline() -> None:
+    assert len(list(Deadline.after(0).attempts(Pauses(60)))) == 1
+    assert not Deadline.after(0.001).pause(Pauses(60))
+    assert 2 < len(list(Deadline.after(0.1).attempts(Pauses(0.0001, 0.01)))) < 200
 
 
 def test_a_deadline_shows_remaining_and_total_time() -> None:

@@ -36,7 +36,7 @@ def described(status: TransactionStatus, producer_id: int = 7, epoch: int = 5, s
         # D is a later transaction: S was resolved or committed before that one began
         (described(S.ONGOING, epoch=6), D.ABORT),
         (described(S.ONGOING, epoch=99), D.ABORT),
-        (described(S.COMPLETE_COMMIT, epoch=7), D.NOTHING),
+        (described(S.COMPLETE_COMMIT, epoch=7), D.FORGOTTEN),
         (described(S.COMPLETE_ABORT, epoch=7), D.NOTHING),
         # the producer id changed (epoch exhaustion): only EndTxn v5 of S shows the outcome
         (described(S.ONGOING, producer_id=8, epoch=0), D.PROVE),
@@ -73,10 +73,11 @@ def test_a_state_named_by_its_epoch(description: TransactionDescription | None, 
         (described(S.DEAD), D.WAIT),
         # another start time under the same epoch: the session's next transaction
         (described(S.ONGOING, epoch=5, start=2000), D.ABORT),
-        (described(S.COMPLETE_COMMIT, epoch=5, start=2000), D.NOTHING),
+        (described(S.COMPLETE_COMMIT, epoch=5, start=2000), D.FORGOTTEN),
         (described(S.COMPLETE_ABORT, epoch=6, start=2000), D.NOTHING),
         # the broker's clock was set back: another start time is another transaction, whichever is greater
         (described(S.ONGOING, epoch=5, start=500), D.ABORT),
+        (described(S.COMPLETE_COMMIT, epoch=5, start=500), D.NOTHING),
         # no evidence
         (described(S.ONGOING, epoch=4, start=500), D.UNVERIFIED),
         (described(S.ONGOING, epoch=6, start=1000), D.UNVERIFIED),

@@ -10,11 +10,9 @@ import pytest
 
 from dualwrite.diagnosis import DatabaseFacts, Finding, Guarantee, Severity, judge_database
 from dualwrite.diagnosis.findings import Promise, duration, promise
-from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_topic, judge_two_phase
-from dualwrite.diagnosis.retention_findings import judge_retention, records_last
+from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_retention, judge_topic, judge_two_phase, records_last
 from dualwrite.kafka import BrokerCapabilities, TwoPhaseObstacle
-from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, TopicFacts
-from dualwrite.kafka.retention import Retention
+from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, Retention, TopicFacts
 from fixtures.capabilities import EVERYTHING
 from fixtures.tables import table
 
@@ -106,6 +104,12 @@ def test_durations_are_readable(milliseconds: int, text: str) -> None:
 
 def test_a_cluster_with_everything_has_no_findings() -> None:
     assert judge_kafka(BEST) == []
+
+
+@pytest.mark.parametrize(("version", "checks", "affected"), [(2, False, True), (2, True, False), (1, False, False)])
+def test_a_release_that_does_not_check_markers(version: int, checks: bool, affected: bool) -> None:
+    found = judge_kafka(replace(BEST, transaction_version=version, checks_markers=checks))
+    assert any("KAFKA-19446" in finding.what and finding.severity is Severity.WEAK for finding in found) == affected
 
 
 @pytest.mark.parametrize(("metadata_version", "affected"), [(27, False), (29, False), (30, True), (31, True)])

@@ -36,7 +36,9 @@ def test_an_error_survives_pickling_and_copying_with_all_its_facts(kind: type[Du
 
 @table("kind", KINDS)
 def test_an_error_says_what_for_which_id_why_and_what_to_do(kind: type[DualWriteError]) -> None:
-    assert str(made(kind)) == "It failed. [transactional id 'orders'] Cause: the cause Next step: the step"
+    lines = ["It failed. [transactional id 'orders']", "Cause: the cause", "Next step: the step"]
+    assert str(made(kind)) == "\n".join(lines)
+    assert f"{made(kind)}" == " ".join(lines)
     assert str(kind("It failed.")) == "It failed."
 
 

@@ -13,7 +13,7 @@ import pytest
 from dualwrite import DualWriter
 from dualwrite.deadline import check_may_block
 from dualwrite.errors import UsageError
-from dualwrite.processor import DualProcessor, KafkaWriter, ProcessorOptions
+from dualwrite.processor import DualProcessor
 
 
 def without_a_database(_: Any) -> None:
@@ -21,20 +21,17 @@ def without_a_database(_: Any) -> None:
 
 
 def processor() -> DualProcessor:
-    writer = KafkaWriter("127.0.0.1:1", transactional_id="translator")
-    options = ProcessorOptions(offsets="kafka")
-    return DualProcessor(writer, {"group.id": "group"}, ["orders"], handle=lambda *_: None, options=options)
+    return DualProcessor(writer(), {"group.id": "group"}, ["orders"], handle=lambda *_: None)
 
 
 def writer() -> DualWriter[Any]:
-    anything = cast("Any", SimpleNamespace(kind=None, description="nothing", is_local=True))
+    anything = cast("Any", SimpleNamespace(kind=None, description="nothing", is_local=True, positions=object()))
     return DualWriter(anything, transactional_id="shop", producers=anything, coordinator=anything)
 
 
 CALLS: list[Callable[[], Any]] = [
     lambda: writer().transaction(),
     writer().transactional(without_a_database),
-    lambda: KafkaWriter("127.0.0.1:1", transactional_id="translator").transaction().__enter__(),
     lambda: processor().run(),
 ]
 

@@ -22,32 +22,11 @@ from fixtures.tables import table
 
 POINT = "after_db_commit"
 
-NAMES_OF_THE_CONTRACT = (
-    "after_begin",
-    "after_send",
-    "after_prepare",
-    "after_record",
-    "before_db_commit",
-    "after_db_commit",
-    "before_kafka_commit",
-    "after_kafka_commit",
-    "recover_after_claim",
-    "recover_after_describe",
-    "recover_after_decision",
-    "recover_after_end_txn",
-    "recover_after_resolution",
-    "before_take_over",
-)
-
 
 @pytest.fixture(autouse=True)
 def _disarmed() -> Iterator[None]:
     yield
     failpoints.disarm()
-
-
-def test_the_names_are_public_and_stable() -> None:
-    assert set(failpoints.NAMES) >= set(NAMES_OF_THE_CONTRACT)
 
 
 def test_an_armed_point_acts_each_time_and_others_do_not() -> None:
@@ -103,7 +82,7 @@ def test_only_at_acts_on_one_hit() -> None:
 
 
 def test_an_unknown_point_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"no failpoint 'nowhere'.*after_begin"):
+    with pytest.raises(ConfigurationError, match=r"(?s)no failpoint 'nowhere'.*after_begin"):
         failpoints.arm("nowhere", lambda: None)
 
 

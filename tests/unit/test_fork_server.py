@@ -12,7 +12,6 @@ import pytest
 
 from fixtures.fork_server import ForkedProcess, ForkServer
 from fixtures.pace import LIMIT
-from fixtures.tables import table
 
 HERE = Path(__file__).parent
 
@@ -54,25 +53,6 @@ def ended(process: ForkedProcess) -> tuple[int, str, str]:
         return process.wait(LIMIT), output, errors
 
 
-@table(
-    ("code", "exit_code", "error"),
-    [
-        ("print('out')", 0, ""),
-        ("print('out'); import sys; sys.exit(3)", 3, ""),
-        ("print('out'); import sys; sys.exit('why')", 1, "why"),
-        ("print('out'); import os; os._exit(70)", 70, ""),
-        ("print('out'); 1 / 0", 1, "ZeroDivisionError"),
-        ("print('out'); import os; os.kill(os.getpid(), 9)", -signal.SIGKILL, ""),
-        ("print('out'); import os; os.kill(os.getpid(), 15)", -signal.SIGTERM, ""),
-        ("print('out'); import os; os.kill(os.getpid(), 2)", -signal.SIGINT, "KeyboardInterrupt"),
-    ],
-)
-def test_exit_codes_are_those_of_a_process(server: ForkServer, code: str, exit_code: int, error: str) -> None:
-    told, output, errors = ended(forked(code, server))
-    assert (told, output) == (exit_code, "out\n"), errors
-    assert error in errors
-
-
 def test_a_process_has_its_own_environment_folder_input_and_random_numbers(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,17 +91,3 @@ def test_failpoints_are_armed_in_it_alone(server: ForkServer) -> None:
     code = "from dualwrite.failpoints import hit; hit('after_begin'); print('alive', flush=True); hit('after_begin')"
     assert ended(forked(code, server, failpoints="after_begin#2=kill"))[:2] == (-signal.SIGKILL, "alive\n")
     assert ended(forked(code, server))[:2] == (0, "alive\n")
-
-
-@pytest.mark.slow
-def test_all_end_with_the_server_and_the_next_one_is_started() -> None:
-    server = ForkServer()
-    process = forked("import time; print('up', flush=True); time.sleep(1000)", server)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    server.close()
-    assert not Path(f"/proc/{process.pid}").exists()
-    with pytest.raises(RuntimeError, match="is gone"):
-        process.wait(LIMIT)
-    assert ended(forked("print('next')", server))[1] == "next\n"
-    server.close()

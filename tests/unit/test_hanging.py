@@ -15,7 +15,15 @@ from dualwrite.admin.facts import (
     PartitionProducers,
     TransactionListing,
 )
-from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, Reason, confirmed, coordinator_side, is_late
+from dualwrite.admin.hanging import (
+    CoordinatorReports,
+    Holder,
+    Reason,
+    confirmed,
+    coordinator_reports,
+    holders_of,
+    is_late,
+)
 from dualwrite.admin.listing import Listed
 from dualwrite.admin.requests import Brokers
 from dualwrite.deadline import Deadline
@@ -60,9 +68,10 @@ def described(status: S = S.ONGOING, *, producer_id: int = 7, epoch: int = 3, to
 def test_whether_a_transaction_hangs_by_its_coordinators_answer(
     answer: DescribedTransaction | None, expected: Reason | None
 ) -> None:
-    side = CoordinatorSide({7: LISTING}, {} if answer is None else {"id": answer}, all_listed=True)
-    verdict = side.verdict(OPENED)
-    assert (None if verdict is None else verdict.reason) is expected
+    reports = CoordinatorReports({7: LISTING}, {} if answer is None else {"id": answer}, all_listed=True)
+    found = reports.holder(OPENED)
+    assert found.hanging is expected
+    assert (found.as_hanging and found.as_hanging.reason) is expected
 
 
 def test_what_proves_nothing() -> None:
@@ -72,18 +81,15 @@ def test_what_proves_nothing() -> None:
 
 @table("all_listed", [False, True])
 def test_an_unlisted_id_is_a_proof_only_if_the_list_is_complete(all_listed: bool) -> None:
-    verdict = CoordinatorSide({}, {"id": described()}, all_listed).verdict(OPENED)
-    assert verdict is not None
-    assert verdict.reason is (Reason.UNKNOWN_PRODUCER if all_listed else Reason.NOT_LISTED)
+    found = CoordinatorReports({}, {"id": described()}, all_listed).holder(OPENED)
+    assert found.hanging is (Reason.UNKNOWN_PRODUCER if all_listed else Reason.NOT_LISTED)
 
 
 @pytest.mark.parametrize("doubtful", [frozenset(), frozenset({7})])
 def test_what_one_of_several_coordinators_contradicts_proves_nothing(doubtful: frozenset[int]) -> None:
-    side = CoordinatorSide({7: LISTING}, {"id": described(epoch=4)}, True, doubtful)
-    verdict = side.verdict(OPENED)
-    assert verdict is not None
-    assert verdict.reason is (Reason.SEVERAL_COORDINATORS if doubtful else Reason.OTHER_EPOCH)
-    assert replace(side, described={"id": described()}).verdict(OPENED) is None
+    reports = CoordinatorReports({7: LISTING}, {"id": described(epoch=4)}, True, doubtful)
+    assert reports.holder(OPENED).hanging is (Reason.SEVERAL_COORDINATORS if doubtful else Reason.OTHER_EPOCH)
+    assert replace(reports, described={"id": described()}).holder(OPENED).hanging is None
 
 
 @pytest.mark.parametrize(("listing", "describing"), [((2,), 2), ((2,), 3), ((2, 3), 2), ((2, 3), 3)])
@@ -94,8 +100,8 @@ def test_several_coordinators_are_noticed(listing: tuple[int, ...], describing: 
     monkeypatch.setattr(hanging, "describe_transactions", lambda *_: [replace(described(), coordinator=describing)])
     monkeypatch.setattr(Brokers, "coordinators", lambda _: {})
     with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
-        side = coordinator_side(Brokers(network, Deadline.after(1), 1), [OPENED])
-    assert (side.doubtful == {7}) is ((listing, describing) != ((2,), 2))
+        reports = coordinator_reports(Brokers(network, Deadline.after(1), 1), [OPENED])
+    assert (reports.doubtful == {7}) is ((listing, describing) != ((2,), 2))
 
 
 # --- what is examined -----------------------------------------------------------------------------------------------------
@@ -123,7 +129,7 @@ def test_a_producer_without_an_open_transaction() -> None:
 
 # --- the second look --------------------------------------------------------------------------------------------------------
 
-SUSPECT = HangingTransaction(OPENED, Reason.UNKNOWN_PRODUCER)
+SUSPECT = Holder(OPENED, hanging=Reason.UNKNOWN_PRODUCER)
 
 
 def again(*producers: ActiveProducer) -> dict[tuple[str, int], PartitionProducers]:
@@ -132,16 +138,31 @@ def again(*producers: ActiveProducer) -> dict[tuple[str, int], PartitionProducer
 
 def test_a_transaction_that_is_still_open_is_confirmed() -> None:
     later = replace(OPENED.producer, last_timestamp_ms=2_000)
-    assert confirmed([SUSPECT], again(later)) == [SUSPECT]
+    assert list(confirmed([SUSPECT], again(later))) == [SUSPECT]
 
 
 @pytest.mark.parametrize("change", [{"transaction_start_offset": None}, {"transaction_start_offset": 551}, {"epoch": 4}])
 def test_a_transaction_that_has_ended_meanwhile_did_not_hang(change: dict[str, int | None]) -> None:
-    assert confirmed([SUSPECT], again(replace(OPENED.producer, **change))) == []  # type: ignore[arg-type]  # keyword arguments
-    assert confirmed([SUSPECT], again()) == []
+    assert not list(confirmed([SUSPECT], again(replace(OPENED.producer, **change))))  # type: ignore[arg-type]  # keyword arguments
+    assert not list(confirmed([SUSPECT], again()))
 
 
 @pytest.mark.parametrize("second", [{}, {("t", 0): PartitionProducers("t", 0, 1, problem=UNANSWERED)}])
 def test_without_a_second_answer_nothing_is_decided(second: dict[tuple[str, int], PartitionProducers]) -> None:
     (found,) = confirmed([SUSPECT], second)
-    assert found.reason is Reason.NOT_CONFIRMED
+    assert found.hanging is Reason.NOT_CONFIRMED
+
+
+@pytest.mark.parametrize("problem", [None, UNANSWERED])
+def test_what_seemed_to_hang_and_does_not_when_it_is_checked_again(
+    problem: BrokerUnavailableError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not left out, also if nobody describes it any more."""
+    second = {"id": replace(described(), description=None, problem=problem) if problem else described()}
+    sides = iter([CoordinatorReports({}, {}, all_listed=True), CoordinatorReports({7: LISTING}, second, all_listed=True)])
+    monkeypatch.setattr(hanging, "coordinator_reports", lambda *_: next(sides))
+    monkeypatch.setattr(hanging, "producers_of", lambda *_: again(OPENED.producer).values())
+    monkeypatch.setattr(hanging, "_RECHECK_PAUSE_SECONDS", 0.0)
+    with closing(Network(KafkaConfig.of("127.0.0.1:1"))) as network:
+        (found,) = holders_of(Brokers(network, Deadline.after(1), 1), [OPENED])
+    assert found == Holder(OPENED, "id", 2, second["id"].description, Reason.NOT_DESCRIBED if problem else None)

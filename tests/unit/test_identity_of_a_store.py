@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dualwrite.errors import StoredStateError
+from dualwrite.errors import StoreCopiedError, StoredStateError
 from dualwrite.stores.identity import StoreIdentity, file_marks
 from fixtures.tables import table
 
@@ -32,21 +32,18 @@ def test_an_invalid_identity_is_an_error() -> None:
 
 
 @table(
-    ("kept", "found", "is_elsewhere", "matches_partly"),
+    ("kept", "found", "doubt"),
     [
-        (HERE, HERE, False, False),
-        (HERE, frozenset({"path /b", "inode 1"}), False, True),
-        (HERE, frozenset({"path /a", "inode 2"}), False, True),
-        (HERE, frozenset({"path /b", "inode 2"}), True, False),
-        (HERE, frozenset(), False, False),
-        (frozenset(), HERE, False, False),
+        (HERE, HERE, type(None)),
+        (HERE, frozenset({"path /b", "inode 1"}), str),
+        (HERE, frozenset({"path /a", "inode 2"}), str),
+        (HERE, frozenset({"path /b", "inode 2"}), StoreCopiedError),
+        (HERE, frozenset(), type(None)),
+        (frozenset(), HERE, type(None)),
     ],
 )
-def test_a_store_is_elsewhere_if_no_mark_is_equal(
-    kept: frozenset[str], found: frozenset[str], is_elsewhere: bool, matches_partly: bool
-) -> None:
-    identity = StoreIdentity("a", kept)
-    assert (identity.is_elsewhere(found), identity.matches_partly(found)) == (is_elsewhere, matches_partly)
+def test_a_store_is_a_copy_if_no_mark_is_equal(kept: frozenset[str], found: frozenset[str], doubt: type[object]) -> None:
+    assert isinstance(StoreIdentity("a", kept).doubt("db", found), doubt)
 
 
 def test_a_file_is_identified_by_path_and_inode(tmp_path: Path) -> None:

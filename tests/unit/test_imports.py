@@ -84,9 +84,10 @@ def test_the_data_source_does_not_import_pandas() -> None:
 def test_dualwrite_spark_says_what_to_install(missing: str) -> None:
     done = run("import dualwrite.spark", missing)
     assert done.returncode == 1
-    (told,) = [line for line in done.stderr.splitlines() if line.startswith("dualwrite.errors.MissingDependencyError")]
+    *_, told, next_step = done.stderr.splitlines()
+    assert told.startswith("dualwrite.errors.MissingDependencyError: ")
     assert f"needs PySpark and pyarrow, but {missing} is not installed" in told
-    assert "Next step: pip install 'dualwrite[spark]'" in told
+    assert next_step.startswith("Next step: pip install 'dualwrite[spark]'")
 
 
 # --- what imports what --------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from dualwrite.jobs.rules import (
     Committed,
     JobRow,
     JobRun,
-    Opening,
+    OpeningResult,
     after_close,
     opened,
     validate_prefix,
@@ -31,14 +31,14 @@ WRITE = JobRun("orders", "nightly")
 
 def open_on(
     row: JobRow | None, run: JobRun, committed: Committed = NONE, *, dead: str | None = None
-) -> tuple[Opening, JobRow | None]:
+) -> tuple[OpeningResult, JobRow | None]:
     return opened(row, run, committed, owner="me", staging_table="staged", dead=dead)
 
 
 def row_of(run: JobRun, before: JobRow | None = None, committed: Committed = NONE) -> JobRow:
     """The row after the run was opened."""
     outcome, row = open_on(before, run, committed)
-    assert outcome is Opening.OPENED
+    assert outcome is OpeningResult.OPENED
     assert row is not None
     return row
 
@@ -55,7 +55,7 @@ def test_the_first_run() -> None:
 
 
 def test_the_tasks_of_a_run_join_it() -> None:
-    assert open_on(row_of(STREAM), STREAM) == (Opening.JOINED, None)
+    assert open_on(row_of(STREAM), STREAM) == (OpeningResult.JOINED, None)
 
 
 def test_a_closed_run_stays_closed() -> None:
@@ -83,7 +83,7 @@ def test_the_next_batch() -> None:
 
 
 def test_a_batch_that_is_committed() -> None:
-    assert open_on(row_of(STREAM), again(STREAM), Committed(this=True, newest=7)) == (Opening.ALREADY_COMMITTED, None)
+    assert open_on(row_of(STREAM), again(STREAM), Committed(this=True, newest=7)) == (OpeningResult.ALREADY_COMMITTED, None)
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
@@ -96,10 +96,10 @@ def test_an_outdated_batch(is_committed: bool) -> None:
 def test_a_batch_that_is_committed_for_another_query() -> None:
     run = again(STREAM, batch_id=0, bound_to="the query new")
     for newest in (0, 9):
-        with pytest.raises(BatchRefusedError, match=r"committed for the query old; this run is of the query new.*job_id"):
+        with pytest.raises(BatchRefusedError, match=r"(?s)committed for the query old; this run is of the query new.*job_id"):
             open_on(row_of(STREAM), run, Committed(this=True, newest=newest, bound_to="the query old"))
     committed = Committed(this=True, newest=0, bound_to="the query new")
-    assert open_on(row_of(STREAM), run, committed) == (Opening.ALREADY_COMMITTED, None)
+    assert open_on(row_of(STREAM), run, committed) == (OpeningResult.ALREADY_COMMITTED, None)
 
 
 def test_a_query_keeps_its_prefix() -> None:
@@ -109,7 +109,7 @@ def test_a_query_keeps_its_prefix() -> None:
             open_on(held, WRITE)
         assert (caught.value.job_id, caught.value.batch_id, caught.value.owner) == ("query", 7, "me")
     assert pickle.loads(pickle.dumps(caught.value)).job_id == "query"
-    assert open_on(after_close(row, keeps_lease=False), WRITE)[0] is Opening.OPENED
+    assert open_on(after_close(row, keeps_lease=False), WRITE)[0] is OpeningResult.OPENED
 
 
 def test_an_open_write_holds_its_prefix() -> None:
@@ -119,8 +119,8 @@ def test_an_open_write_holds_its_prefix() -> None:
         open_on(row, other)
     with pytest.raises(PrefixLeasedError):
         open_on(row, other, dead="somebody else's token")
-    assert open_on(row, other, dead=row.token)[0] is Opening.OPENED
-    assert open_on(after_close(row), other)[0] is Opening.OPENED
+    assert open_on(row, other, dead=row.token)[0] is OpeningResult.OPENED
+    assert open_on(after_close(row), other)[0] is OpeningResult.OPENED
 
 
 @pytest.mark.parametrize("others", [1, 2])

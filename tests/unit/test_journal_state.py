@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from dualwrite import JournalLimits
-from dualwrite.cli.journal_output import next_command, waiting_lines
-from dualwrite.cli.options import Target
+from dualwrite.cli.journal import next_command, say_what_waits
+from dualwrite.cli.options import Given, Target
 from dualwrite.diagnosis import Severity
-from dualwrite.diagnosis.journal_findings import judge_journal
-from dualwrite.outbox.journal_state import Batch, JournalState, Waits, state_of
+from dualwrite.diagnosis.journals import judge_journal
+from dualwrite.relay.journal_state import JournalState, PublishingState, Waits, state_of
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction
 from dualwrite.stores.journal import GateStatus
@@ -23,10 +25,19 @@ from fixtures.tables import table
 NOW = 1_700_000_000.0
 BROKEN, WEAK, _, NOTE = Severity
 GATE = GateStatus("shop", 3, datetime.fromtimestamp(NOW - 90, UTC), "pool host:1", 7, 700, JournalLimits())
+FAILING = replace(GATE, failure="The database does not permit it.")
 DRAINER, POOL, OTHER = "journal host:1", "pool host:2", "pool host:3"
 ROW = StateRow("shop.journal", 1, 1, None, 0, 0, 0, (), DRAINER, datetime.fromtimestamp(NOW, UTC))
 LOST = LostTransaction(LostKind.LOST, PreparedTxnState(1, 1), 1, datetime.fromtimestamp(NOW, UTC))
-WAITING = JournalState(GATE, 90.0, None, (), Batch.NONE, 0)
+WAITING = JournalState(GATE, 90.0, None, (), PublishingState.NONE, 0)
+
+
+def printed(state: JournalState, given: Given, *, kafka_answers: bool | None) -> list[str]:
+    """The lines of `dualwrite status` and `stuck`."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        say_what_waits([state], given, kafka_answers=kafka_answers)
+    return out.getvalue().splitlines()
 
 
 def test_who_publishes_and_who_may_is_known_by_the_leases() -> None:
@@ -45,15 +56,15 @@ def test_who_publishes_and_who_may_is_known_by_the_leases() -> None:
 @table(
     ("row", "leased", "batch"),
     [
-        (None, False, Batch.NONE),
-        (replace(ROW, resolved_generation=1), False, Batch.NONE),
-        (ROW, True, Batch.OPEN),
-        (ROW, False, Batch.LEFT),
-        (replace(ROW, lost=(LOST,)), True, Batch.LOST),
-        (replace(ROW, lost=(LOST, replace(LOST, kind=LostKind.UNVERIFIED))), False, Batch.UNVERIFIED),
+        (None, False, PublishingState.NONE),
+        (replace(ROW, resolved_generation=1), False, PublishingState.NONE),
+        (ROW, True, PublishingState.OPEN),
+        (ROW, False, PublishingState.LEFT),
+        (replace(ROW, lost=(LOST,)), True, PublishingState.LOST),
+        (replace(ROW, lost=(LOST, replace(LOST, kind=LostKind.UNVERIFIED))), False, PublishingState.UNVERIFIED),
     ],
 )
-def test_what_is_known_of_its_batches(row: StateRow | None, leased: bool, batch: Batch) -> None:
+def test_what_is_known_of_its_batches(row: StateRow | None, leased: bool, batch: PublishingState) -> None:
     leases = [Lease("shop.journal", DRAINER, 5.0)] if leased else []
     assert state_of(GATE, leases, row, 0, NOW).batch is batch
 
@@ -68,8 +79,10 @@ def test_what_is_known_of_its_batches(row: StateRow | None, leased: bool, batch:
         ({"pools": (POOL,)}, True, Waits.POOL, WEAK, "journal drain --prefix shop"),
         ({"published_by": DRAINER}, True, Waits.PUBLISHING, NOTE, None),
         ({"published_by": DRAINER}, False, Waits.KAFKA, NOTE, None),
-        ({"batch": Batch.LOST}, False, Waits.LOST_BATCH, WEAK, "recover --id shop.journal --republish"),
-        ({"batch": Batch.UNVERIFIED}, True, Waits.UNVERIFIED_BATCH, WEAK, "recover --id shop.journal --acknowledge"),
+        ({"published_by": DRAINER, "gate": FAILING}, True, Waits.FAILURE, WEAK, "journal drain --prefix shop"),
+        ({"published_by": DRAINER, "gate": FAILING}, False, Waits.KAFKA, NOTE, None),
+        ({"batch": PublishingState.LOST}, False, Waits.LOST_BATCH, WEAK, "recover --id shop.journal --republish"),
+        ({"batch": PublishingState.UNVERIFIED}, True, Waits.UNVERIFIED_BATCH, WEAK, "recover --id shop.journal --acknowledge"),
     ],
 )
 def test_what_an_open_journal_waits_for(
@@ -80,7 +93,7 @@ def test_what_an_open_journal_waits_for(
     (finding,) = judge_journal(state, kafka_answers=kafka_answers)
     assert (finding.severity, finding.about) == (severity, "journal shop")
     assert "7 messages" in finding.what
-    lines = waiting_lines(state, Target(url="sqlite:///x"), kafka_answers=kafka_answers)
+    lines = printed(state, Target(url="sqlite:///x"), kafka_answers=kafka_answers)
     assert waits.value in lines[0]
     if command is None:
         assert (finding.change, lines[1:]) == (None, [])
@@ -92,7 +105,7 @@ def test_what_an_open_journal_waits_for(
 def test_a_closed_journal_is_not_mentioned() -> None:
     closed = replace(WAITING, gate=replace(GATE, epoch=4, entries=0, size=0))
     assert judge_journal(closed, kafka_answers=True) == []
-    assert waiting_lines(closed, Target(), kafka_answers=True) == []
+    assert printed(closed, Target(), kafka_answers=True) == []
     assert closed.used is None
 
 
@@ -102,7 +115,7 @@ def test_messages_that_are_left_behind_a_closed_gate_are_reported() -> None:
     assert (finding.severity, finding.change) == (BROKEN, "dualwrite journal drain --prefix shop")
     assert "although its gate is closed" in finding.what
     assert next_command(closed, Target(), kafka_answers=None) == "dualwrite journal drain --prefix shop"
-    assert "7 messages are left" in waiting_lines(closed, Target(), kafka_answers=None)[0]
+    assert "7 messages are left" in printed(closed, Target(), kafka_answers=None)[0]
 
 
 @table(

@@ -12,7 +12,6 @@ import pytest
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
-from dualwrite.kafka.client import coordinator as coordinators
 from dualwrite.kafka.client.broker_connection import ConnectionLostError
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
@@ -21,6 +20,7 @@ from dualwrite.kafka.client.retries import NoLeaderError
 from dualwrite.kafka.native.metadata import Topics
 
 SHORT = 0.2
+BROKER = Address("127.0.0.1", 9092)
 
 
 class AnswersOnce:
@@ -36,7 +36,7 @@ class AnswersOnce:
             code = self._codes.pop(0)
             return SimpleNamespace(brokers=[], topics=[SimpleNamespace(name=name, error_code=code) for name in topics])
         deadline.sleep(2 * SHORT)
-        raise ConnectionLostError(Address("127.0.0.1", 9092), "the time limit has passed")
+        raise ConnectionLostError(BROKER, "the time limit has passed")
 
 
 def test_a_topic_that_is_unknown_at_the_limit() -> None:
@@ -53,18 +53,16 @@ def test_no_answer_at_the_limit() -> None:
 
 def test_a_partition_without_leader_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = WireTransactionCoordinator(KafkaConfig.of("127.0.0.1:9092"))
-    described = SimpleNamespace(supports=lambda *_: True)
-    monkeypatch.setattr(coordinator.network, "coordinator", lambda *_, **__: described)
-    monkeypatch.setattr(coordinator.network, "forget_coordinator", lambda *_: None)
-    looks = iter(["orders-0 has no leader"])
+    monkeypatch.setattr(coordinator.network, "find_coordinators", lambda names, *_, **__: dict.fromkeys(names, BROKER))
+    answers: list[dict[str, Exception]] = [{"orders-1": NoLeaderError("orders-0 has no leader")}]
 
-    def check(_connection: Any, _id: str, deadline: Deadline) -> None:
-        for said in looks:
-            raise NoLeaderError(said)
-        deadline.sleep(2 * SHORT)
-        raise ConnectionLostError(Address("127.0.0.1", 9092), "the time limit has passed")
+    def without_leaders(_addresses: Any, _fresh: Any, deadline: Deadline) -> dict[str, Exception]:
+        if not answers:
+            deadline.sleep(2 * SHORT)
+            return {"orders-1": ConnectionLostError(BROKER, "the time limit has passed")}
+        return answers.pop()
 
-    monkeypatch.setattr(coordinators, "check_leaders", check)
+    monkeypatch.setattr(coordinator, "_without_leaders", without_leaders)
     with pytest.raises(BrokerUnavailableError, match="orders-0 has no leader"):
         coordinator.wait_for_leaders("orders-1", timeout=SHORT)
     coordinator.close()

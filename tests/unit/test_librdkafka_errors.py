@@ -42,6 +42,7 @@ KINDS = [
     ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", BrokerAuthorizationError),
     ("SASL_AUTHENTICATION_FAILED", BrokerAuthorizationError),
     ("_AUTHENTICATION", BrokerAuthorizationError),
+    ("_SSL", BrokerAuthorizationError),
     ("INVALID_TRANSACTION_TIMEOUT", TransactionTimeoutRefusedError),
     ("_TIMED_OUT", BrokerUnavailableError),
     ("_TRANSPORT", BrokerUnavailableError),
@@ -103,6 +104,12 @@ def test_a_consumer_that_cannot_continue(code: int, reason: int | None, kind: ty
     assert str(error).startswith("Consuming of t-0 failed: ")
     assert next_step in str(error.next_step)
     assert error.code == code
+
+
+def test_the_consumer_group_is_named_and_a_sentence_has_one_full_stop() -> None:
+    text = "FindCoordinator response error: Group authorization failed."
+    error = consuming_error(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, text), "", "billing")
+    assert f"{error}" == f"Consuming failed: {text} Next step: grant the principal Read on the consumer group 'billing'"
 
 
 @table("code", sorted(LEADER_MOVED))

@@ -17,7 +17,7 @@ from dualwrite.kafka.librdkafka import librdkafka_errors
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer, where
 from dualwrite.kafka.librdkafka.librdkafka_errors import OwnLines, with_own_lines
 from dualwrite.kafka.librdkafka.topic_admin import create_topic
-from dualwrite.logs import FIELDS, SUBJECTS, SubjectLogger, if_unexpected
+from dualwrite.observability.logs import FIELDS, SUBJECTS, SubjectLogger, if_unexpected
 from fixtures.pace import until
 
 SOURCE = Path(dualwrite.__file__).parent
@@ -26,18 +26,18 @@ METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 ABOUT_NOTHING = {
     "aio/coroutine_threads.py",  # a coroutine
     "console/actions.py",  # what somebody asks for, in words
-    "console/watched.py",  # a section of the console
+    "console/shared_read.py",  # a section of the console
     "demo/worker.py",
     "devcluster/programs.py",
     "failpoints.py",
     "observability/observers.py",  # an observer
     "observability/prometheus.py",
     "observability/tracing.py",  # the tracer
-    "outages.py",  # Kafka or a database
+    "observability/outages.py",  # Kafka or a database
     "pool/calls.py",  # a unit
     "processor/processor.py",  # the transaction of a processor, which may have no id
     "recipe/idle.py",  # all writers
-    "spark/observing.py",  # a function of the user
+    "spark/source.py",  # a function of the user
     "stores/base.py",  # a database
     "stores/sql/postgresql.py",
     "stores/sql/sql_store.py",
@@ -197,3 +197,11 @@ def test_a_logger_of_the_user_is_kept() -> None:
     own = logging.getLogger("own")
     assert with_own_lines({"logger": own})["logger"] is own
     assert isinstance(with_own_lines({})["logger"], OwnLines)
+
+
+def test_an_error_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    error = StoreUnavailableError("It can't be reached.", cause="it is down", next_step="start it")
+    SubjectLogger("dualwrite.tests").warning("trying again: %s", error, prefix="shop")
+    (record,) = caplog.records
+    assert record.getMessage() == "shop: trying again: It can't be reached. Cause: it is down Next step: start it"
+    assert str(error).count("\n") == 2

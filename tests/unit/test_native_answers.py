@@ -22,7 +22,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.kafka_errors import PERMANENT, error_name
 from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error
 from dualwrite.kafka.native.native_settings import NativeSettings
-from dualwrite.kafka.native.retry_policy import Verdict, failure, retry_pause, verdict_on
+from dualwrite.kafka.native.retry_policy import Reaction, failure, reaction_to, retry_pause
 from fixtures.tables import table
 
 CODES = sorted(
@@ -32,38 +32,38 @@ CODES = sorted(
         if inspect.isclass(kind) and isinstance(code := getattr(kind, "errno", None), int)
     }
 )
-TRANSIENT = {Verdict.AGAIN, Verdict.LOOK_UP, Verdict.IN_ORDER}
+TRANSIENT = {Reaction.AGAIN, Reaction.LOOK_UP, Reaction.IN_ORDER}
 
 # What the broker may answer to Produce and TxnOffsetCommit and Java's producer retries (RetriableException).
 RETRIABLE = [2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 51, 56, 72, 74, 75]
 
 
 def test_transient_errors_are_retried() -> None:
-    assert {verdict_on(code) for code in RETRIABLE} == {Verdict.AGAIN, Verdict.LOOK_UP}
+    assert {reaction_to(code) for code in RETRIABLE} == {Reaction.AGAIN, Reaction.LOOK_UP}
 
 
 def test_errors_of_a_moved_leader_cause_a_lookup() -> None:
-    assert {verdict_on(code) for code in (3, 5, 6, 13, 15, 16, 74, 75)} == {Verdict.LOOK_UP}
+    assert {reaction_to(code) for code in (3, 5, 6, 13, 15, 16, 74, 75)} == {Reaction.LOOK_UP}
 
 
 def test_other_errors_fail_the_transaction() -> None:
     others = {*CODES, 999, -1} - {0, 10, 18, 45, 46, 59, *RETRIABLE}
-    assert {code for code in others if verdict_on(code) is not Verdict.FAILED} == set()
+    assert {code for code in others if reaction_to(code) is not Reaction.FAILED} == set()
 
 
 @table(
-    ("code", "verdict"),
+    ("code", "reaction"),
     [
-        (0, Verdict.STORED),
-        (46, Verdict.STORED),
-        (45, Verdict.IN_ORDER),
-        (59, Verdict.IN_ORDER),
-        (10, Verdict.SPLIT),
-        (18, Verdict.SPLIT),
+        (0, Reaction.STORED),
+        (46, Reaction.STORED),
+        (45, Reaction.IN_ORDER),
+        (59, Reaction.IN_ORDER),
+        (10, Reaction.SPLIT),
+        (18, Reaction.SPLIT),
     ],
 )
-def test_codes_with_special_verdicts(code: int, verdict: Verdict) -> None:
-    assert verdict_on(code) is verdict
+def test_codes_with_special_verdicts(code: int, reaction: Reaction) -> None:
+    assert reaction_to(code) is reaction
 
 
 @table(
@@ -115,7 +115,7 @@ def test_an_error_says_what_for_which_id_and_by_which_code_and_survives_pickling
 
 
 def test_retries_that_timed_out_have_a_cause_and_a_next_step() -> None:
-    codes = [code for code in CODES if verdict_on(code) in TRANSIENT and code not in (2, 51)]
+    codes = [code for code in CODES if reaction_to(code) in TRANSIENT and code not in (2, 51)]
     assert codes
     for code in codes:
         error = failure(code, "x", "id")

@@ -17,7 +17,7 @@ from kafka.record.default_records import DefaultRecordBatch
 
 from dualwrite.kafka.client.compression import compression_by_name
 from dualwrite.kafka.native.native_settings import MAX_IN_FLIGHT
-from dualwrite.kafka.native.partition import Batch, Partition
+from dualwrite.kafka.native.partition import Partition, ProduceBatch
 from dualwrite.kafka.native.records import BatchBuilder
 
 NONE, TOO_LARGE, NOT_ENOUGH_REPLICAS, OUT_OF_ORDER = 0, 10, 19, 45
@@ -59,7 +59,7 @@ class BrokerDouble:
 class Request:
     """A batch in the network; `code` is the answer once the broker has processed it."""
 
-    batch: Batch
+    batch: ProduceBatch
     data: bytes = field(init=False)
     code: int | None = None
 

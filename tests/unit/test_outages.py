@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
-from dualwrite import outages
+from dualwrite.deadline import Deadline
 from dualwrite.errors import (
     BrokerUnavailableError,
+    DeliveryError,
+    HostClockError,
     MessageRefusedError,
     ProducerFencedError,
     StoreCommitUnknownError,
     StoreLockedError,
+    StoreNotWritableError,
     StoreUnavailableError,
 )
-from dualwrite.observability import Event, OutageBegan, OutageEnded, observing
-from dualwrite.outages import DATABASE, DELIVERY, REQUEST, Side, database_at, kafka_at
-from fixtures.pace import happened, joined, until
+from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.observability import Event, OutageBegan, OutageEnded, observing, outages
+from dualwrite.observability.outages import (
+    BEGIN,
+    DATABASE,
+    DELIVERY,
+    REQUEST,
+    Side,
+    database_at,
+    is_no_answer,
+    kafka_at,
+    level_of,
+)
+from fixtures.pace import LIMIT, happened, joined, until
 from fixtures.tables import table
 
 NO_BROKER = BrokerUnavailableError("No broker.")
@@ -30,7 +46,7 @@ NO_BROKER = BrokerUnavailableError("No broker.")
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outages, "SLOW", 0.05)
-    monkeypatch.setattr(outages, "_SETTLING", 0.05)
+    monkeypatch.setattr(outages, "_SETTLING_SECONDS", 0.05)
     monkeypatch.setattr(outages, "_LOOK_INTERVAL", 0.01)
 
 
@@ -41,7 +57,7 @@ class Lines:
         self._caplog = caplog
 
     def of(self, side: Side) -> list[str]:
-        texts = [record.getMessage() for record in self._caplog.records if record.name == outages.__name__]
+        texts = [record.getMessage() for record in self._caplog.records if record.name == "dualwrite.outages"]
         return [text.removeprefix(side._name) for text in texts if text.startswith(side._name)]
 
     def are(self, side: Side, *parts: str) -> None:
@@ -136,7 +152,35 @@ def test_an_answer_of_another_kind_does_not_end_it(lines: Lines) -> None:
     lines.are(kafka, "does not answer", "answers again")
 
 
-@table("error", [MessageRefusedError("No."), ProducerFencedError("No."), StoreLockedError("No."), ValueError()], ids=type)
+def test_a_database_that_takes_no_writes_until_it_does(lines: Lines) -> None:
+    """That it answers a reader does not end it."""
+    database = database_at("not writable")
+    fail(database, DATABASE, StoreNotWritableError("The disk is full."))
+    with pytest.raises(StoreNotWritableError, match=r"(?s)not writable takes no writes.*The disk is full"):
+        database.check_writes()
+    answer(database, BEGIN)
+    assert database._answered is None
+    lines.are(database, "takes no writes: The disk is full")
+    answer(database, DATABASE)
+    database.check_writes()
+    lines.are(database, "takes no writes", "takes writes again, after")
+
+
+def test_a_refused_write_counts_for_probes_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that fails keeps traffic away, and so the write that would show that it is over."""
+    database = database_at("not writable, without traffic")
+    fail(database, DATABASE, StoreNotWritableError("The disk is full."))
+    monkeypatch.setattr(outages, "_REFUSAL_COUNTS_SECONDS", 0.0)
+    database.check_writes()
+
+
+REFUSALS = [
+    *(MessageRefusedError("No."), HostClockError("No."), ProducerFencedError("No.")),
+    *(StoreLockedError("No."), ValueError()),
+]
+
+
+@table("error", REFUSALS, ids=type)
 def test_a_refusal_is_an_answer(lines: Lines, error: Exception) -> None:
     kafka = kafka_at(f"refusing-{type(error).__name__}:9092")
     kafka.failed(DELIVERY, NO_BROKER)
@@ -230,3 +274,50 @@ def test_observers_are_told_of_an_outage(lines: Lines) -> None:
     assert isinstance(ended, OutageEnded)
     assert began.side == ended.side == "Kafka at observed:9092"
     assert ended.seconds > 0
+
+
+def test_what_a_quota_holds_back_is_no_outage(lines: Lines) -> None:
+    """A call that waits, and one that takes too long, which says what has held it back."""
+    kafka = kafka_at("throttled:9092")
+    error = DeliveryError("Too late.", cause="unknown")
+    with suppress(DeliveryError), kafka.call(DELIVERY) as call:
+        kafka.throttled(LIMIT, "producer_byte_rate of client.id 'shop'")
+        assert call.limit(Deadline(0), long := Deadline(LIMIT)) is long
+        call.began -= LIMIT
+        kafka.look()
+        raise error
+    assert not is_no_answer(error)
+    assert level_of(error) == logging.INFO
+    assert not kafka.is_out
+    assert pickle.loads(pickle.dumps(error)).throttled == error.throttled
+    assert "by the quota producer_byte_rate of client.id 'shop'" in str(error)
+    kafka.throttled(LIMIT, "producer_byte_rate of client.id 'shop'")
+    lines.are(kafka, " throttles: the quota producer_byte_rate of client.id 'shop' holds requests back")
+
+
+def test_a_broker_that_is_gone_is_an_outage_although_another_one_throttles(lines: Lines) -> None:
+    kafka = kafka_at("half:9092")
+    kafka.throttled(LIMIT, "producer_byte_rate")
+    with kafka.call(DELIVERY) as call:
+        call.error = NO_BROKER
+        assert call.limit(short := Deadline(0), Deadline(LIMIT)) is short
+        lines.are(kafka, "throttles", "does not answer")
+
+
+def test_after_a_quota_has_held_back_requests_no_answer_is_an_outage(lines: Lines) -> None:
+    kafka = kafka_at("later:9092")
+    with kafka.call(DELIVERY):
+        kafka.throttled(0.01, "producer_byte_rate")
+        lines.are(kafka, "throttles", "does not answer")
+
+
+def test_several_ids_about_which_nobody_answers_do_not_end_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe asks about all ids of a pool at once."""
+    side = kafka_at("127.0.0.1:1")
+    answers: list[str] = []
+    monkeypatch.setattr(Side, "answered", lambda self, kind: answers.append(kind) if self is side else None)
+    side.failed(REQUEST, NO_BROKER)
+    config = KafkaConfig.of("127.0.0.1:1")
+    with closing(WireTransactionCoordinator(config, timeout=0.2)) as coordinator, pytest.raises(BrokerUnavailableError):
+        coordinator.describe_all(["shop-0", "shop-1"])
+    assert answers == []

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
-import queue
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +28,6 @@ def test_the_conformance_suites_follow_the_pace(monkeypatch: pytest.MonkeyPatch)
     finally:
         monkeypatch.undo()
         importlib.reload(testing)
-
-
-def test_until_raises_a_time_limit_error() -> None:
-    waiting = threading.Thread(target=(release := threading.Event()).wait)
-    waiting.start()
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        for wait in (
-            lambda: pace.until(lambda: 0, "it", seconds=0),
-            lambda: pace.take(queue.Queue(), "it", seconds=0.01),
-            lambda: pace.happened(threading.Event(), "it", seconds=0),
-            lambda: pace.joined(waiting, seconds=0.01),
-            lambda: pace.ended(process, seconds=0.01),
-        ):
-            with pytest.raises(pace.TimeLimitError) as caught:
-                wait()
-            assert is_time_limit(caught.value)
-    finally:
-        release.set()
-        process.communicate()
 
 
 @table(
@@ -89,19 +63,9 @@ def test_a_wrong_record_is_not_a_time_limit(reads: list[Any], error: str | None)
 def test_a_lost_record_is_not_a_time_limit() -> None:
     coming = iter([[], [1], [1, 2], [1, 2, 3]])
     assert pace.until_received(lambda: next(coming), at_least=2, pause=0) == [1, 2]
-    with pytest.raises(AssertionError, match=r"missing after .* 1 of 2.*the rows of id-1") as caught:
+    with pytest.raises(AssertionError, match=r"(?s)missing after .* 1 of 2.*the rows of id-1") as caught:
         pace.until_received(lambda: [1], "the rows of id-1", at_least=2, seconds=0.01, pause=0.02)
     assert not is_time_limit(caught.value)
-
-
-def test_records_that_still_come_at_the_limit_are_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = itertools.count()
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
-    numbers = itertools.count()
-    with pytest.raises(pace.TimeLimitError, match="missing after 10 s"):
-        pace.until_recorded(lambda: range(next(numbers)), range(1000), seconds=10, pause=0)
-    with pytest.raises(pace.TimeLimitError, match="missing after 10 s"):
-        pace.until_received(lambda: range(next(numbers)), at_least=1000, seconds=10, pause=0)
 
 
 def test_an_error_that_hides_a_wrong_record_is_not_a_time_limit() -> None:
@@ -219,9 +183,3 @@ def test_what_fails_only_by_a_time_limit_runs_once_more_and_is_reported(
     junit = (pytester.path / "junit.xml").read_text()
     assert f'name="{PROPERTY}"' in junit
     assert junit.count('name="of the test"') == 1
-
-
-@pytest.mark.slow
-def test_outside_of_ci_no_test_runs_once_more(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(pytester, monkeypatch, "-k", "second_run or once_its_server", ci="")
-    result.assert_outcomes(failed=1, errors=1)

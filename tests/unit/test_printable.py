@@ -12,8 +12,8 @@ import pytest
 import typer
 from rich.console import Console
 
-from dualwrite.cli.options import confirm, say
-from dualwrite.cli.output import table_of
+from dualwrite.cli.options import confirm
+from dualwrite.cli.output import say, table_of
 from dualwrite.errors import DualWriteError, shell_word
 from dualwrite.texts import error_text, printable
 from fixtures.tables import table

@@ -14,7 +14,6 @@ from dualwrite.admin.decisions import (
     OTHER_DATABASE,
     RESOLVED,
     Decided,
-    is_made_by_dualwrite,
     refusal_to_complete,
     refusal_to_terminate,
 )
@@ -58,14 +57,6 @@ def decided(decision: Decision, *, stored: bool = True) -> Decided:
 
 def one(description: TransactionDescription | None = OPEN, name: str = ID) -> DescribedTransaction:
     return DescribedTransaction(name, 1, description)
-
-
-@table(
-    ("name", "expected"),
-    [("shop", False), ("shop~1", False), ("shop#3", False), (ID, True), ("shop~1#0123456789ab.1", True), ("shop#probe", False)],
-)
-def test_ids_of_writers_are_recognized(name: str, expected: bool) -> None:
-    assert is_made_by_dualwrite(name) is expected
 
 
 @table(

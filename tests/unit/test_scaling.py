@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from dualwrite.pool.scaling import SERIAL, Scaling, Seen
+from dualwrite.pool.scaling import SERIAL, Measured, Scaling
 
-STEP = 0.3
+STEP = 0.6
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Machine:
     now: float = 0.0
     seen: list[int] = field(default_factory=list)
 
-    def look(self, groups: int) -> Seen:
+    def look(self, groups: int) -> Measured:
         side_by_side = 1.2 if groups == SERIAL else min(groups, self.callers)
         units = max(1.0, self.callers / (2 if groups == SERIAL else side_by_side))
         waiting = (4 + units) * self.rtt
@@ -40,13 +40,7 @@ class Machine:
         rate = side_by_side * units / seconds
         self.now += STEP
         self.seen.append(groups)
-        return Seen(
-            calls=round(rate * STEP * 1000),
-            groups=round(rate * STEP * 1000 / units),
-            seconds_a_call=self.callers / rate / 1000,
-            cpu=rate * (self.unit + self.group / units),
-            waited=1.0 if units > 1 else 0.0,
-        )
+        return Measured(self.callers, self.callers / rate / 1000, rate * (self.unit + self.group / units))
 
     def run(self, scaling: Scaling, steps: int = 100) -> list[int]:
         for _ in range(steps):
@@ -65,9 +59,9 @@ def test_a_network_away_there_are_several_within_a_few_steps(callers: int) -> No
     machine.run(scaling, 5)
     assert scaling.groups >= 4
     machine.run(scaling)
-    best = min(range(3, 33), key=lambda groups: Machine(callers, 1.0).look(groups).seconds_a_call)
-    chosen = Machine(callers, 1.0).look(scaling.groups).seconds_a_call
-    assert chosen <= 1.2 * Machine(callers, 1.0).look(best).seconds_a_call
+    best = min(range(3, 33), key=lambda groups: Machine(callers, 1.0).look(groups).seconds)
+    chosen = Machine(callers, 1.0).look(scaling.groups).seconds
+    assert chosen <= 1.2 * Machine(callers, 1.0).look(best).seconds
 
 
 def test_next_to_the_database_one_runs_after_another() -> None:
@@ -105,6 +99,20 @@ def test_a_slow_beginning_is_no_reason_for_more() -> None:
         slow = Machine(8, rtt=0.02, unit=5.0).look(scaling.groups)
         scaling.decide(replace(slow, cpu=0.5))
     assert machine.run(scaling)[-20:] == [SERIAL] * 20
+
+
+def test_many_callers_have_several_groups_though_the_processor_is_busy() -> None:
+    scaling = Scaling(64)
+    scaling.decide(Measured(callers=128, seconds=0.05, cpu=1.0))
+    assert scaling.groups == 4
+
+
+def test_calls_that_take_longer_because_there_are_more_of_them_are_no_reason_to_go_back() -> None:
+    scaling = Scaling(64)
+    scaling.decide(Measured(callers=8, seconds=0.02, cpu=0.2))
+    assert scaling.groups == 4
+    scaling.decide(Measured(callers=32, seconds=0.06, cpu=0.9))
+    assert scaling.groups == 4
 
 
 def test_the_limit_holds() -> None:

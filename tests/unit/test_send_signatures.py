@@ -9,7 +9,6 @@ from typing import Any
 from dualwrite import Transaction
 from dualwrite.aio import AsyncTransaction
 from dualwrite.kafka import LibrdkafkaProducer, NativeProducer
-from dualwrite.kafka.base import ColumnProducer, TransactionalProducer
 from fixtures.tables import table
 
 SENDING: list[Callable[..., Any]] = [
@@ -17,9 +16,6 @@ SENDING: list[Callable[..., Any]] = [
     Transaction.send_many,
     AsyncTransaction.send,
     AsyncTransaction.send_many,
-    TransactionalProducer.send,
-    TransactionalProducer.send_many,
-    ColumnProducer.send_columns,
     LibrdkafkaProducer.send,
     LibrdkafkaProducer.send_many,
     NativeProducer.send,

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.spark.source_options import NAMES, SinkOptions, database_url
+from dualwrite.spark.source_options import OPTIONS, SinkOptions, database_url
 from fixtures.tables import table
 
 LEAST = {
@@ -70,7 +70,7 @@ OTHERS = {
 }
 
 
-@table("name", NAMES)
+@table("name", OPTIONS)
 def test_every_option_has_an_effect(name: str) -> None:
     least = {**LEAST, "url": "postgresql+psycopg://me@db/shop"}
     if name == "batchId":

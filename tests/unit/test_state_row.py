@@ -7,9 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dualwrite.state import PreparedTxnState
+from dualwrite.errors import NotResolvedError, StoredStateError
+from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow
-from dualwrite.stores.rows import with_resolution
+from dualwrite.stores.rows import document, forgotten, parse_document, with_resolution
+from dualwrite.stores.sql.tables import columns_of, state_row
+from fixtures.tables import table
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
@@ -58,3 +61,58 @@ def test_resolved_generations_are_not_examined_again() -> None:
     assert row(generation=1000, resolved=1000).generations_to_recover == ()
     unverified, lost = entry(LostKind.UNVERIFIED, 5), entry(LostKind.LOST, 6)
     assert row(generation=1000, resolved=998, lost=(unverified, lost)).generations_to_recover == (5, 999, 1000)
+
+
+# --- as it is stored ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_read_as_it_was_stored() -> None:
+    full = replace(
+        row(generation=2, resolved=1, lost=(entry(LostKind.LOST, 1),)),
+        prepared_state=PreparedTxnState(1, 2, 3),
+        generation_kind=ProducerKind.NATIVE,
+        cluster_id="größe",
+    )
+    assert parse_document("orders", document(full)) == full
+    assert state_row({"transactional_id": "orders", **columns_of(full)}) == full
+
+
+@table("text", [b"", b"\xff\xfe", b"[]", b"{}", b"null", b"1:2", b'{"fence": "one"}'])
+def test_a_text_that_is_no_row(text: bytes) -> None:
+    with pytest.raises(StoredStateError, match="can't be read") as caught:
+        parse_document("orders", text)
+    assert caught.value.transactional_id == "orders"
+
+
+LOST = '[{{"kind": "{}", "state": "{}", "generation": 0, "recorded_at": "2026-11-21T10:00:00+00:00"}}]'
+
+
+@table(
+    ("column", "text"),
+    [
+        ("prepared_transaction_state", "4711"),
+        ("prepared_transaction_state", "1:2:3"),
+        ("generation_kind", "quantum"),
+        *(("lost", text) for text in ("[", '{"kind": 1}', "[null]")),
+        *(("lost", LOST.format(*fields)) for fields in (("LOST", "x"), ("GONE", "1:2"), ("LOST", ""))),
+    ],
+)
+def test_a_column_that_can_not_be_read(column: str, text: str) -> None:
+    columns = {"transactional_id": "orders", **columns_of(row(generation=1, resolved=1)), column: text}
+    with pytest.raises(StoredStateError) as caught:
+        state_row(columns)
+    assert (caught.value.transactional_id, caught.value.text) == ("orders", text)
+
+
+@table(
+    ("changes", "next_step"),
+    [
+        ({"prepared_state": PreparedTxnState(1, 2)}, "`dualwrite recover --id orders` first"),
+        ({"generation": 2}, "`dualwrite recover --id orders` first"),
+        ({"lost": (entry(LostKind.LOST, 1),)}, "`dualwrite recover --id orders --republish` first"),
+        ({"lost": (entry(LostKind.UNVERIFIED, 1),)}, "`dualwrite recover --id orders --acknowledge` first"),
+    ],
+)
+def test_what_is_not_resolved_is_not_forgotten(changes: dict[str, object], next_step: str) -> None:
+    with pytest.raises(NotResolvedError, match=next_step):
+        forgotten(replace(row(generation=1, resolved=1), **changes))  # type: ignore[arg-type]  # each case names fields

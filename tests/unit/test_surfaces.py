@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from dualwrite import Transaction, WriterPool
 from dualwrite.aio import AsyncTransaction, AsyncWriterPool
-from dualwrite.pool.calls import Call
+from dualwrite.pool.calls import UnitCall
 from dualwrite.transaction import OpenTransaction, UnitTransaction
 from fixtures.tables import table
 
@@ -24,7 +24,7 @@ def names(seen: object) -> set[str]:
 def test_a_unit_gets_only_what_is_its_own() -> None:
     opened = UnitTransaction(OpenTransaction("shop.1", cast("Any", None), cast("Any", None), timeout=1))
     given: list[Transaction] = []
-    Call(given.append, (), {}, None).run(opened)
+    UnitCall(given.append, (), {}, None).run(opened)
     assert names(given[0]) == OF_A_TRANSACTION
     assert (given[0].transactional_id, given[0].state) == ("shop.1", None)
     assert not hasattr(given[0], "__dict__")  # a mistyped name can't be set either

@@ -6,8 +6,8 @@ import pytest
 
 from dualwrite.errors import BrokerError, DeliveryError, MessageRefusedError, PrepareError, ProducerFencedError
 from dualwrite.errors import TransactionTimeoutError as TimedOut
-from dualwrite.kafka import time_budget
-from dualwrite.kafka.time_budget import TimeBudget
+from dualwrite.kafka.client import time_budget
+from dualwrite.kafka.client.time_budget import TimeBudget
 from fixtures.tables import table
 
 FOLLOWS = [ProducerFencedError("fenced"), DeliveryError("fatal"), PrepareError("not ongoing")]

@@ -1,4 +1,4 @@
-"""Topic.of_models: what is sent is read back equal, or refused with an error that names the field and the next step."""
+"""Topic.of_models: what JSON carries is read back equal; what it shows that it can't carry is refused, with the next step."""
 
 from __future__ import annotations
 
@@ -115,10 +115,11 @@ def sent(topic: Topic[Any, Any], value: Any, key: Any = None) -> Any:
         (of(pydantic.Secret[dt.date] | None), r"Order\.item is a Secret"),
         (of(list[Login] | int), r"Login\.tokens is a SecretStr"),
         (pydantic.RootModel[SecretStr], r"RootModel\[SecretStr\]\.root is a SecretStr"),
-        (Line, r"Line\.total .*extra='forbid' refuses"),
-        (of(dict[str, Line | None]), r"Line\.total .*extra='forbid' refuses"),
-        (of(DataLine), r"DataLine\.total .*extra='forbid' refuses"),
-        (Kept, r"Kept\.total .*extra='allow' would keep"),
+        (Line, r"(?s)Line\.total .*extra='forbid' refuses"),
+        (of(dict[str, Line | None]), r"(?s)Line\.total .*extra='forbid' refuses"),
+        (of(DataLine), r"(?s)DataLine\.total .*extra='forbid' refuses"),
+        (Kept, r"(?s)Kept\.total .*extra='allow' would keep"),
+        (of(bytes, ser_json_bytes="base64"), r"Order writes bytes as base64 and reads them as utf8"),
         (Unwritten, r"Unwritten\.note is not written, but required"),
     ],
 )
@@ -258,41 +259,21 @@ def test_a_secret_with_an_encoder_is_sent() -> None:
     assert sent(Topic.of_models("orders", model), model(item="s3")) == model(item="s3")
 
 
-CHANGED: list[tuple[Any, Any, dict[str, Any], str]] = [
-    (float | None, NAN, {}, r"Order\.item would change: it is nan, and would be read back as None.*ser_json_inf_nan"),
-    (float, INFINITY, {}, r"Order\.item can't be read back .*valid number.*ser_json_inf_nan"),
-    (list[Priced], [Priced(), Priced(price=-INFINITY)], {}, r"Order\.item\[1\]\.price would change: it is -inf"),
-    (
-        Item,
-        Chair(),
-        {},
-        r"Order\.item would change: it is an object of .*Chair, and .*read back as .*Item.*as Chair, or as a union",
-    ),
-    (pydantic.SerializeAsAny[Item], Chair(), {}, r"Order\.item would change: it is an object of .*Chair"),
-    (dict[str, Item], {"a": Chair()}, {}, r"Order\.item\['a'\] would change: it is an object of .*Chair"),
-    (bytes, b"\xff\0", {}, r"Order\.item can't be written .*utf-8.*val_json_bytes"),
-    (list[Blob], [Blob(), Blob(data=b"\xff")], {}, r"Order\.item\[1\]\.data can't be written .*utf-8.*val_json_bytes"),
+REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
+    (float | None, NAN, {}, r"(?s)Order\.item is no finite number.*as null.*ser_json_inf_nan"),
+    (float, INFINITY, {}, r"Order\.item is no finite number"),
+    (list[Priced], [Priced(), Priced(price=-INFINITY)], {}, r"Order\.item\[1\]\.price is no finite number"),
+    (dict[str, Plain], {"a": Plain(NAN, [])}, {}, r"Order\.item\['a'\]\.price is no finite number"),
+    (bytes, b"\xff\0", {}, r"(?s)Order\.item can't be written .*utf-8.*val_json_bytes"),
+    (list[Blob], [Blob(), Blob(data=b"\xff")], {}, r"(?s)Order\.item\[1\]\.data can't be written .*utf-8.*val_json_bytes"),
     (Any, [UNKNOWN], {}, r"Order\.item can't be written as JSON"),
-    (bytes, b"abc", {"ser_json_bytes": "base64"}, r"Order\.item would change: it is b'abc'"),
-    (Any, dt.date(2026, 1, 2), {}, r"Order\.item would change: it is datetime.date.* back as '2026-01-02'.*Any"),
-    (Any, (1, 2), {}, r"Order\.item would change: it is \(1, 2\), and would be read back as \[1, 2\]"),
-    (Any, {1: 2}, {}, r"Order\.item\[1\] would change: it is 2, and would be read back as nothing"),
-    (Any, Item(), {}, r"Order\.item would change: it is an object of .*Item"),
-    (object, decimal.Decimal(1), {}, r"Order\.item would change: it is Decimal\('1'\)"),
-    (int, True, {"strict": False}, r"Order\.item would change: it is True, and would be read back as 1"),
-    (str, 5, {}, r"Order\.item can't be read back"),
-    (int | None, "5", {}, r"Order\.item would change: it is '5', and would be read back as 5"),
-    (Annotated[str, pydantic.BeforeValidator(lambda text: text + "!")], "a", {}, r"Order\.item would change: it is 'a'"),
-    (Annotated[float, PlainSerializer(lambda number: round(number, 2))], 0.125, {}, r"Order\.item would change: it is 0\.125"),
-    (dt.timedelta, dt.timedelta(days=99999, microseconds=1), {"ser_json_timedelta": "float"}, r"Order\.item would change"),
-    (dict[Any, int], {dt.date(2026, 1, 2): 1}, {}, r"Order\.item\[datetime.date\(2026, 1, 2\)\] would change"),
-    (Annotated[int, Field(exclude_if=lambda number: number == 5)], 5, {}, r"Order\.item would change: it is 5.*back as None"),
+    (str, 5, {}, r"Order\.item can't be written as JSON"),
+    (int | None, "5", {}, r"Order\.item can't be written as JSON"),
 ]
 
 
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of values that were never validated
-@table(("kind", "item", "config", "text"), CHANGED, ids=lambda given: repr(given)[:40])
-def test_what_json_would_change_is_refused(kind: Any, item: Any, config: dict[str, Any], text: str) -> None:
+@table(("kind", "item", "config", "text"), REFUSED, ids=lambda given: repr(given)[:40])
+def test_what_was_never_validated_or_has_no_json_is_refused(kind: Any, item: Any, config: dict[str, Any], text: str) -> None:
     model = of(kind, **config)
     with pytest.raises(SerializationError, match=text) as raised:
         sent(Topic.of_models("orders", model), model.model_construct(item=item))
@@ -300,17 +281,11 @@ def test_what_json_would_change_is_refused(kind: Any, item: Any, config: dict[st
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
 
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize(
     ("model", "value", "text"),
     [
-        (
-            Item,
-            Chair(),
-            r"Chair would change: it is an object of .*Chair, and .*read back as .*Item.*topic's model, as Chair",
-        ),
-        (Item, Priced(), "Priced would change"),
-        (Open, Open.model_construct(_fields_set=None, day="today"), r"Open\.day can't be read back"),
+        (Item, Chair(), "it is Chair, not Item: it would be read back without the fields of its class"),
+        (Item, Priced(), "it is Priced, not Item"),
         (Item, {"name": "x"}, "it is dict, not Item"),
     ],
 )
@@ -323,7 +298,7 @@ def test_keys_are_text() -> None:
     topic: Topic[Any, Any] = Topic.of_models("orders", Item)
     sent(topic, Item(), key="17")
     for key in (b"17", 17):
-        with pytest.raises(SerializationError, match=r"key .* can't be serialized: it is (bytes|int), .*str\(key\)"):
+        with pytest.raises(SerializationError, match=r"(?s)key .* can't be serialized: it is (bytes|int), .*str\(key\)"):
             sent(topic, Item(), key=key)
 
 
@@ -345,16 +320,6 @@ SAFE: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (Cat | Dog, st.builds(Cat) | st.builds(Dog)),
 ]
 """Types, and values of them that JSON carries: they must be sent."""
-OTHER: list[tuple[Any, st.SearchStrategy[Any]]] = [
-    (bytes, st.binary()),
-    (float | None, st.floats()),
-    (Item, st.builds(Chair) | st.none()),
-    (Any, st.one_of(values for _, values in SAFE)),
-    (int | str, st.integers() | st.text() | st.floats() | st.booleans()),
-    (str | dt.date | None, st.dates() | st.text("0123456789-", max_size=10)),
-    (Item | Chair, st.builds(Item) | st.builds(Chair)),
-]
-"""Types, and values of them or of others that JSON may change."""
 
 
 def kept_in(part: tuple[Any, Any]) -> st.SearchStrategy[tuple[Any, Any]]:
@@ -372,9 +337,7 @@ def kept_in(part: tuple[Any, Any]) -> st.SearchStrategy[tuple[Any, Any]]:
     )
 
 
-SAFE_MODELS, ALL_MODELS = (
-    st.lists(st.sampled_from(of).flatmap(kept_in), min_size=1, max_size=3) for of in (SAFE, SAFE + OTHER)
-)
+SAFE_MODELS = st.lists(st.sampled_from(SAFE).flatmap(kept_in), min_size=1, max_size=3)
 
 
 def made(data: st.DataObject, parts: list[tuple[Any, Any]]) -> BaseModel:
@@ -402,16 +365,3 @@ def text_of(value: Any) -> Any:
 def test_any_model_of_values_that_json_carries_is_read_back_as_it_was(data: st.DataObject, parts: Any) -> None:
     value = made(data, parts)
     assert text_of(sent(Topic.of_models("orders", type(value)), value)) == text_of(value)
-
-
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-@given(st.data(), ALL_MODELS)
-def test_any_other_model_is_read_back_as_it_was_or_refused(data: st.DataObject, parts: Any) -> None:
-    value = made(data, parts)
-    try:
-        found = sent(Topic.of_models("orders", type(value)), value)
-    except SerializationError as error:
-        assert "Made.part" in error.what  # noqa: PT017  (either outcome is right)
-        assert error.next_step  # noqa: PT017
-    else:
-        assert text_of(found) == text_of(value)

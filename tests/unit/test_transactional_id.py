@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualwrite.errors import ConfigurationError, InvalidTransactionalIdError
-from dualwrite.transactional_id import MAX_TRANSACTIONAL_ID_LENGTH, TransactionalId, lanes_of, validate_transactional_id
+from dualwrite.transactional_id import (
+    MAX_TRANSACTIONAL_ID_LENGTH,
+    TransactionalId,
+    lanes_of,
+    name_of,
+    validate_transactional_id,
+)
 from fixtures.tables import table
 
 logical_ids = st.text(st.characters(exclude_characters="#~", exclude_categories=["C", "Z"]), min_size=1, max_size=20)
@@ -110,3 +116,21 @@ def test_different_lanes_generations_and_stores_never_share_a_kafka_id(
 ) -> None:
     first, second = (str(TransactionalId(name, lane, number, store)) for name, lane, number, store in (one, other))
     assert (first == second) == (one == other)
+
+
+@table(
+    ("row_id", "name"),
+    [
+        *((each, "shop") for each in ("shop", "shop~2", "shop.1", "shop.12~2", "shop.journal", "shop.journal.3", "shop.4.0")),
+        ("shop-1", "shop-1"),
+        ("shop.x.1", "shop.x"),
+        ("shop.1x", "shop.1x"),
+        ("shop1.1", "shop1"),
+        ("relay.outbox.2", "relay.outbox"),
+        (".1", ".1"),
+        ("1.1", "1"),
+        ("a\n.1", "a\n"),
+    ],
+)
+def test_ids_of_a_prefix_differ_in_numbers_only(row_id: str, name: str) -> None:
+    assert name_of(row_id) == name

@@ -11,6 +11,7 @@ from dualwrite.errors import (
     DeliveryError,
     DeserializationError,
     FencedError,
+    HostClockError,
     InDoubtTransactionError,
     JournalFullError,
     JournalSwitchedError,
@@ -22,12 +23,14 @@ from dualwrite.errors import (
     StateTableMissingError,
     StoreCommitFailedError,
     StoreError,
+    StoreNotWritableError,
     StoreUnavailableError,
     TransactionControlError,
     TransactionTimeoutError,
     UnknownTopicError,
 )
-from dualwrite.processor.attempts import Verdict, verdict_of
+from dualwrite.observability.outages import ErrorMeaning
+from dualwrite.processor.attempts import meaning_of
 from fixtures.tables import table
 
 
@@ -63,55 +66,58 @@ def in_a_circle() -> Exception:
 @table(
     ("error", "expected"),
     [
-        (InDoubtTransactionError(""), Verdict.IN_DOUBT),
-        (caused(InDoubtTransactionError(""), AwayError()), Verdict.IN_DOUBT),
-        (ValueError("the handler's"), Verdict.MESSAGE),
-        (in_a_circle(), Verdict.MESSAGE),
-        (AfterCommitError("another transaction's"), Verdict.MESSAGE),
-        (caused(AfterCommitError("another transaction's"), AwayError()), Verdict.LATER),
-        (DeserializationError(""), Verdict.MESSAGE),
-        (MessageRefusedError(""), Verdict.MESSAGE),
-        (TransactionTimeoutError(""), Verdict.MESSAGE),
-        (StoreCommitFailedError("a deferred constraint"), Verdict.MESSAGE),
-        (StoreError("the block went on after an error"), Verdict.MESSAGE),
-        (caused(StoreError(""), KeyError()), Verdict.MESSAGE),
-        (AwayError(), Verdict.LATER),
-        (caused(ValueError(""), AwayError()), Verdict.LATER),
-        (while_handling(ValueError(""), AwayError()), Verdict.LATER),
-        (instead_of(ValueError(""), AwayError()), Verdict.MESSAGE),
-        (caused(StoreCommitFailedError(""), AwayError()), Verdict.LATER),
+        (InDoubtTransactionError(""), ErrorMeaning.IN_DOUBT),
+        (caused(InDoubtTransactionError(""), AwayError()), ErrorMeaning.IN_DOUBT),
+        (ValueError("the handler's"), ErrorMeaning.CONTENT),
+        (in_a_circle(), ErrorMeaning.CONTENT),
+        (AfterCommitError("another transaction's"), ErrorMeaning.CONTENT),
+        (caused(AfterCommitError("another transaction's"), AwayError()), ErrorMeaning.LATER),
+        (DeserializationError(""), ErrorMeaning.CONTENT),
+        (MessageRefusedError(""), ErrorMeaning.CONTENT),
+        (TransactionTimeoutError(""), ErrorMeaning.CONTENT),
+        (StoreCommitFailedError("a deferred constraint"), ErrorMeaning.CONTENT),
+        (StoreError("the block went on after an error"), ErrorMeaning.CONTENT),
+        (caused(StoreError(""), KeyError()), ErrorMeaning.CONTENT),
+        (AwayError(), ErrorMeaning.LATER),
+        (caused(ValueError(""), AwayError()), ErrorMeaning.LATER),
+        (while_handling(ValueError(""), AwayError()), ErrorMeaning.LATER),
+        (instead_of(ValueError(""), AwayError()), ErrorMeaning.CONTENT),
+        (caused(StoreCommitFailedError(""), AwayError()), ErrorMeaning.LATER),
         (
             caused(StoreCommitFailedError(""), caused(StoreCommitFailedError("the original of a copy"), AwayError())),
-            Verdict.LATER,
+            ErrorMeaning.LATER,
         ),
-        (caused(StoreCommitFailedError("nothing was sent"), StoreUnavailableError("")), Verdict.LATER),
-        (JournalSwitchedError("the gate has changed"), Verdict.LATER),
-        (caused(JournalSwitchedError("interrupted"), DeliveryError("")), Verdict.LATER),
-        (caused(ValueError("the handler's"), JournalSwitchedError("")), Verdict.LATER),
-        (JournalFullError(""), Verdict.LATER),
-        (caused(ValueError("the handler's"), BrokerUnavailableError("")), Verdict.LATER),
-        (caused(ValueError("the handler's"), MessageRefusedError("")), Verdict.MESSAGE),
-        (StoreUnavailableError(""), Verdict.LATER),
-        (BrokerUnavailableError(""), Verdict.LATER),
-        (DeliveryError(""), Verdict.LATER),
-        (PoolTimeoutError(""), Verdict.LATER),
-        (SchemaRegistryUnavailableError(""), Verdict.LATER),
-        (ProducerFencedError("a generation that is over"), Verdict.LATER),
-        (caused(FencedError(""), ProducerFencedError("")), Verdict.STOP),
-        (LostTransactionError(""), Verdict.STOP),
-        (UnknownTopicError(""), Verdict.STOP),
-        (BrokerAuthorizationError(""), Verdict.STOP),
-        (StateTableMissingError(""), Verdict.STOP),
-        (TransactionControlError(""), Verdict.STOP),
+        (caused(StoreCommitFailedError("nothing was sent"), StoreUnavailableError("")), ErrorMeaning.LATER),
+        (JournalSwitchedError("the gate has changed"), ErrorMeaning.LATER),
+        (caused(JournalSwitchedError("interrupted"), DeliveryError("")), ErrorMeaning.LATER),
+        (caused(ValueError("the handler's"), JournalSwitchedError("")), ErrorMeaning.LATER),
+        (JournalFullError(""), ErrorMeaning.LATER),
+        (caused(ValueError("the handler's"), BrokerUnavailableError("")), ErrorMeaning.LATER),
+        (caused(ValueError("the handler's"), MessageRefusedError("")), ErrorMeaning.CONTENT),
+        (StoreUnavailableError(""), ErrorMeaning.LATER),
+        (StoreNotWritableError(""), ErrorMeaning.LATER),
+        (HostClockError(""), ErrorMeaning.LATER),
+        (caused(ValueError("the handler's"), HostClockError("")), ErrorMeaning.LATER),
+        (BrokerUnavailableError(""), ErrorMeaning.LATER),
+        (DeliveryError(""), ErrorMeaning.LATER),
+        (PoolTimeoutError(""), ErrorMeaning.LATER),
+        (SchemaRegistryUnavailableError(""), ErrorMeaning.LATER),
+        (ProducerFencedError("a generation that is over"), ErrorMeaning.LATER),
+        (caused(FencedError(""), ProducerFencedError("")), ErrorMeaning.STOP),
+        (LostTransactionError(""), ErrorMeaning.STOP),
+        (UnknownTopicError(""), ErrorMeaning.STOP),
+        (BrokerAuthorizationError(""), ErrorMeaning.STOP),
+        (StateTableMissingError(""), ErrorMeaning.STOP),
+        (TransactionControlError(""), ErrorMeaning.STOP),
     ],
     ids=repr,
 )
-def test_verdicts(error: Exception, expected: Verdict) -> None:
-    assert verdict_of(error, is_transient) is expected
+def test_verdicts(error: Exception, expected: ErrorMeaning) -> None:
+    assert meaning_of(error, is_transient) is expected
 
 
-@pytest.mark.parametrize(("own", "expected"), [(KeyError(), Verdict.MESSAGE), (AwayError(), Verdict.LATER)], ids=repr)
-def test_what_was_handled_before_the_transaction_is_no_cause(own: Exception, expected: Verdict) -> None:
+@pytest.mark.parametrize(("own", "expected"), [(KeyError(), ErrorMeaning.CONTENT), (AwayError(), ErrorMeaning.LATER)], ids=repr)
+def test_what_was_handled_before_the_transaction_is_no_cause(own: Exception, expected: ErrorMeaning) -> None:
     earlier = while_handling(AwayError("an earlier attempt's"), AwayError())
     error = while_handling(ValueError("the handler's"), while_handling(own, earlier))
-    assert verdict_of(error, is_transient, before=earlier) is expected
+    assert meaning_of(error, is_transient, before=earlier) is expected

@@ -318,20 +318,18 @@ def test_the_broker_or_the_producer_refuses_a_message(
 ) -> None:
     scene = new_scene(database, topicless.bootstrap_servers)
     make_topic(topicless, scene.topic)
-    refused: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"topic": "no-such-topic"}, UnknownTopicError, "no-such-topic"),
-        ({"topic": "no-such-topic"}, UnknownTopicError, "auto.create.topics.enable"),
-        ({"partition": 99}, UnknownTopicError, scene.topic),
-        ({"value": b"x" * 1_100_000}, MessageTooLargeError, "message.max.bytes"),
-        ({"value": b"x" * 1_100_000}, MessageTooLargeError, scene.topic),
-        ({"value": b"x" * 30_000}, MessageTooLargeError, "max.message.bytes"),
+    refused: list[tuple[dict[str, Any], type[Exception], set[str]]] = [
+        ({"topic": "no-such-topic"}, UnknownTopicError, {"no-such-topic", "auto.create.topics.enable"}),
+        ({"partition": 99}, UnknownTopicError, {scene.topic}),
+        ({"value": b"x" * 1_100_000}, MessageTooLargeError, {"message.max.bytes", scene.topic}),
+        ({"value": b"x" * 30_000}, MessageTooLargeError, {"max.message.bytes"}),
     ]
     with scene.connect() as writer:
         for number, (message, kind, named) in enumerate(refused):
             with pytest.raises(kind) as caught, writer.transaction() as tx:
                 scene.both(tx, 99)
                 tx.send(**{"topic": scene.topic, "value": "99", **message})
-            assert named in str(caught.value)
+            assert all(name in str(caught.value) for name in named)
             scene.write(writer, number)
     assert scene.agree() == [*range(len(refused))]
     scene.assert_resolved()

@@ -14,14 +14,14 @@ from kazoo.client import KazooClient
 
 import dualwrite
 from dualwrite import failpoints
-from dualwrite.api import open_recoverer
+from dualwrite.opening import open_recoverer
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.rocksdb import RocksDBStore
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.zookeeper import ZooKeeperStore
-from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
 from fixtures.zookeeper_client import zookeeper_client
+from fixtures.zookeeper_server import ZooKeeperServer
 from writer.scene import Scene
 
 

@@ -25,7 +25,7 @@ from dualwrite import (
 )
 from dualwrite.devcluster import DevCluster
 from dualwrite.recipe import idle, lanes
-from dualwrite.recipe.phases import Event
+from dualwrite.recipe.phases import Change
 from dualwrite.testing import failpoints
 from fixtures.broker import started
 from fixtures.pace import LIMIT, limit, until, until_recorded
@@ -123,7 +123,7 @@ def test_a_recovery_that_fails_does_not_delay_the_commits_of_other_lanes(scene: 
         scene.write(writer, 1)
         confirmed, broken = writer._lanes
         assert (confirmed.phase, broken.phase) == (Phase.CONFIRMING, Phase.READY)
-        broken.advance(Event.BROKEN)
+        broken.advance(Change.BROKEN)
         with failpoints.armed("recover_after_claim", raised(BrokerUnavailableError("no leader"))):
             writer._clear_if_idle()
         assert (confirmed.phase, broken.phase) == (Phase.READY, Phase.NEEDS_RECOVERY)
@@ -147,7 +147,7 @@ def test_a_commit_without_a_response_does_not_delay_those_of_other_lanes(scene: 
 
 
 def test_what_is_refused(scene: Scene) -> None:
-    with pytest.raises(ConfigurationError, match=r"acknowledge is 'soon'.*visible, decided"):
+    with pytest.raises(ConfigurationError, match=r"(?s)acknowledge is 'soon'.*visible, decided"):
         scene.connect(acknowledge="soon")
     with pytest.raises(ConfigurationError, match="requires two-phase commit"):
         connected(scene, two_phase=False)
@@ -210,7 +210,7 @@ def test_closing_while_kafka_does_not_respond(own_scene: Scene, own_broker: DevC
     patient = Timeouts(claim=LIMIT, kafka=LIMIT, delivery=LIMIT)
     writer = connected(scene, timeouts=patient)
     for lane in writer._lanes:
-        lane._timeouts = lane.ownership._timeouts = replace(patient, kafka=limit(1))
+        lane.ownership.parties.timeouts = replace(patient, kafka=limit(1))
     write_while_silent(scene, own_broker, writer, 1)
     with pytest.raises(InDoubtTransactionError, match="could not be resolved"):
         writer.close()

@@ -10,7 +10,7 @@ import pytest
 from dualwrite import Phase, Transaction
 from dualwrite.errors import FencedError, StoreUnavailableError
 from dualwrite.kafka.base import Message
-from dualwrite.outages import DATABASE, database_at
+from dualwrite.observability.outages import BEGIN, database_at
 from dualwrite.transaction import opened
 from writer.scene import Scene
 
@@ -59,9 +59,9 @@ def test_a_transaction_that_has_sent_nothing_yet_is_no_answer_of_the_database(sc
     with scene.connect() as writer:
         scene.write(writer, 1)
         database = database_at(writer.store.description)
-        database.failed(DATABASE, StoreUnavailableError("No answer."), since=time.monotonic())
+        database.failed(BEGIN, StoreUnavailableError("No answer."), since=time.monotonic())
         with writer.transaction() as tx:
-            assert DATABASE in database.failing
+            assert BEGIN in database.failing
             use(scene, tx)
-            assert (DATABASE in database.failing) is (use is insert)  # the user's own statements are not watched
+            assert (BEGIN in database.failing) is (use is insert)  # the user's own statements are not watched
         assert not database.failing

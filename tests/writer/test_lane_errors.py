@@ -329,7 +329,7 @@ def test_after_a_delivery_without_an_answer_the_abort_takes_seconds_only(scene: 
     with scene.connect(timeouts=dualwrite.Timeouts(kafka=600)) as writer:
         with monkeypatch.context() as patched:
             patched.setattr(NativeProducer, "abort_transaction", no_answer)
-            patched.setattr(Ownership, "recover", lambda _: pytest.fail("it would wait for Kafka as well"))
+            patched.setattr(Ownership, "make_claim", lambda _: pytest.fail("it would wait for Kafka as well"))
             no_delivery = failpoints.raises(DeliveryError("Messages were not acknowledged."))
             with failpoints.armed("after_prepare", no_delivery), pytest.raises(DeliveryError):
                 scene.write(writer, 1)

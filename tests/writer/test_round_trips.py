@@ -16,7 +16,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.proxy import TcpProxy
 from fixtures.broker import make_topic
 
-MOST: Final = 20
+MOST: Final = 21
 NewName = Callable[[str], str]
 
 

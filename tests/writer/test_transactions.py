@@ -153,7 +153,7 @@ def test_a_decorated_function_that_only_returns_a_coroutine_or_a_generator_is_re
     }
     with scene.connect() as writer:
         for function, kind in kinds.items():
-            with pytest.raises(UsageError, match=rf"{function.__name__} returned an? {kind}.* Next step"):
+            with pytest.raises(UsageError, match=rf"(?s){function.__name__} returned an? {kind}.*Next step"):
                 writer.transactional(attempts=3)(function)()
         scene.write(writer, 2)
     assert runs == []

@@ -12,9 +12,9 @@ from zookeeper_scene import ID, SHORT_SESSION
 from dualwrite.stores.base import Claim
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.proxy import TcpProxy
-from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
 from fixtures.zookeeper_client import zookeeper_client
+from fixtures.zookeeper_server import ZooKeeperServer
 
 _chroots = itertools.count(1)
 

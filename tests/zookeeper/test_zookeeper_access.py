@@ -18,9 +18,9 @@ from zookeeper_scene import ID, ORDER, STATE, recorded, until
 from dualwrite.errors import StoreCommitFailedError, StoreError, StoreUnavailableError
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.zookeeper import ZooKeeperStore
-from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT, limit
 from fixtures.zookeeper_client import zookeeper_client
+from fixtures.zookeeper_server import ZooKeeperServer
 
 # --- chroot ---------------------------------------------------------------------------------------------------------------
 

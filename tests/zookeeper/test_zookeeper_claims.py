@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from zookeeper_scene import ID, SET, STATE, recorded
+from zookeeper_scene import ID, MULTI, STATE, recorded
 
 from dualwrite.errors import ClaimTimeoutError, FencedError, StoreUnavailableError
 from dualwrite.stores.base import Claim
@@ -32,7 +32,7 @@ def test_a_claim_gives_up_if_others_always_claim_first(
         store.claim(ID, "theirs", timeout=LIMIT)
         time.sleep(pause if next(attempts) > 1 else 0)  # the second attempt's write has no time left
 
-    proxy.on_client_bytes(SET, overtake, times=1000)
+    proxy.on_client_bytes(MULTI, overtake, times=1000)
     with pytest.raises(ClaimTimeoutError, match=r"others changed its row in [1-9]\d* attempts") as caught:
         proxied_store.claim(ID, "ours", timeout=1)
     assert caught.value.retriable
@@ -88,7 +88,7 @@ def test_a_claim_that_timed_out_cannot_take_effect_later(
         links.append(link)
         link.blackhole("client_to_server")
 
-    proxy.on_client_bytes(SET, hold)
+    proxy.on_client_bytes(MULTI, hold)
     with pytest.raises(StoreUnavailableError):
         proxied_store.claim(ID, "ours", timeout=0.5)
     theirs = store.claim(ID, "theirs", timeout=LIMIT)

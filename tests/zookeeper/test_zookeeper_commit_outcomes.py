@@ -24,7 +24,6 @@ from dualwrite.stores.base import Claim
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.stores.zookeeper.zookeeper_transaction import ZooKeeperTransaction
 from dualwrite.testing.proxy import Link, TcpProxy
-from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
 
 
@@ -127,7 +126,7 @@ def test_a_multi_delayed_by_kazoo(
     """
     transaction = recorded(proxied_store, claim)
     assert isinstance(transaction, ZooKeeperTransaction)
-    operations = [transaction._ours, *transaction.handle.operations]
+    operations = transaction.handle.operations
     proxy.refuse()
     proxy.cut()
     until(lambda: not proxied_store.client.connected)
@@ -166,41 +165,6 @@ def test_kazoo_never_resends_a_multi(proxied_store: ZooKeeperStore, proxy: TcpPr
 
 
 # --- servers that die, sessions that end ----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("committed", [False, True], ids=["before it receives the multi", "after its answer"])
-def test_a_server_that_is_killed_in_commit(own_server: ZooKeeperServer, committed: bool) -> None:
-    def kill(link: Link) -> None:
-        own_server.kill()
-        link.cut()
-
-    with TcpProxy("127.0.0.1", own_server.port) as proxy:
-        url = own_server.url_at(proxy.port)
-        with ZooKeeperStore.from_url(url, session_timeout=SHORT_SESSION) as store:
-            claim = store.claim(ID, "tests", timeout=LIMIT)
-            transaction = recorded(store, claim)
-            proxy.on_client_bytes(MULTI, kill, when="answered" if committed else "before")
-            with pytest.raises(StoreCommitUnknownError):
-                transaction.commit()
-            own_server.start()
-            assert_outcome(store, claim, committed=committed)
-
-
-@pytest.mark.slow
-def test_a_server_that_stops_in_commit_for_longer_than_the_session(own_server: ZooKeeperServer) -> None:
-    """The multi waits in the stopped server's socket, and is applied, or not, when the server continues."""
-    with ZooKeeperStore.from_url(own_server.url, session_timeout=SHORT_SESSION) as store:
-        claim = store.claim(ID, "tests", timeout=LIMIT)
-        transaction = recorded(store, claim)
-        own_server.pause()
-        with pytest.raises(StoreCommitUnknownError):
-            transaction.commit()
-        time.sleep(SHORT_SESSION)
-        own_server.resume()
-        again = store.claim(ID, "tests", timeout=LIMIT, expected_fence=claim.fence)
-        committed = store.read_claimed(again).transaction_number == 1
-        assert (store.client.exists(ORDER) is not None) is committed
 
 
 @pytest.mark.slow

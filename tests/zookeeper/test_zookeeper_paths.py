@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from kazoo.protocol.paths import normpath
 
 from dualwrite.errors import InvalidTransactionalIdError
-from dualwrite.stores.zookeeper.paths import id_of, is_ours, node_name, state_path
+from dualwrite.stores.key_values import ROWS
+from dualwrite.stores.zookeeper.paths import id_of, is_ours, node_name, path_of
 from fixtures.tables import table
 
 ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -43,8 +44,8 @@ def test_every_id_survives_a_round_trip(transactional_id: str) -> None:
     name = node_name(transactional_id)
     assert id_of(name) == transactional_id
     assert "/" not in name
-    assert normpath(state_path(transactional_id)) == state_path(transactional_id)
-    assert is_ours(state_path(transactional_id))
+    assert normpath(path_of((ROWS, transactional_id))) == path_of((ROWS, transactional_id))
+    assert is_ours(path_of((ROWS, transactional_id)))
 
 
 @table("name", ["a%zz", "a%2fb", "%61", "%", "%FF", "", "a/b"])

@@ -42,19 +42,21 @@ def test_a_reset_whose_answer_was_lost(
 
 
 def test_two_members_create_the_first_position_of_their_group(store: ZooKeeperStore) -> None:
-    """One of them has to run its transaction again; that is not a failed attempt at its messages."""
+    """Of one partition, one of them has to run its transaction again; that is not a failed attempt at its messages."""
     store.positions.prepare()
     transactions = []
-    for number, move in enumerate(FIRST):
+    for number, move in enumerate([*FIRST, FIRST[0]]):
         transaction = store.begin(store.claim(f"member-{number}", "tests", timeout=LIMIT))
         store.positions.move(transaction, GROUP, [move])
         transaction.record(None, generation=0, transaction_number=1)
         transactions.append(transaction)
-    transactions[0].commit()
+    for transaction in transactions[:2]:
+        transaction.commit()
     with pytest.raises(StoreCommitFailedError) as caught:
-        transactions[1].commit()
-    assert store.is_conflict(caught.value)
-    assert store.positions.read(GROUP).keys() == {("orders", 0)}
+        transactions[2].commit()
+    assert caught.value.__cause__ is not None
+    assert store.is_conflict(caught.value.__cause__)
+    assert store.positions.read(GROUP).keys() == {("orders", 0), ("orders", 1)}
 
 
 def test_a_node_of_the_users_that_exists_is_no_conflict(store: ZooKeeperStore) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
-from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
@@ -20,9 +16,8 @@ from dualwrite.errors import StoreUnavailableError, UsageError
 from dualwrite.stores.base import Claim
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.proxy import TcpProxy
-from dualwrite.testing.zookeeper import ZooKeeperServer
-from fixtures.pace import LIMIT, ended
-from fixtures.tiers import thinned
+from fixtures.pace import LIMIT
+from fixtures.zookeeper_server import ZooKeeperServer
 
 # --- sessions -------------------------------------------------------------------------------------------------------------
 
@@ -84,62 +79,6 @@ def test_a_store_connects_once_its_server_has_started(own_server: ZooKeeperServe
             store.check()
         own_server.start()
         assert store.claim(ID, "tests", timeout=LIMIT).fence == 1
-
-
-# --- zombies --------------------------------------------------------------------------------------------------------------
-
-ZOMBIE = """
-import os, signal, sys
-from dualwrite.errors import FencedError
-from dualwrite.stores.zookeeper import ZooKeeperStore
-from zookeeper_scene import ID, ORDER, STATE
-
-url, stop_at = sys.argv[1:]
-
-def step(name):
-    if name == stop_at:
-        print("stopped", flush=True)
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-with ZooKeeperStore.from_url(url, session_timeout=1.5) as store:
-    claim = store.claim(ID, "zombie", timeout=60)
-    step("claimed")
-    try:
-        transaction = store.begin(claim)
-        step("begun")
-        transaction.handle.create(ORDER, b"zombie")
-        transaction.record(STATE, generation=0, transaction_number=1)
-        step("recorded")
-        transaction.commit()
-    except FencedError as error:
-        print("fenced by", error.current_owner, flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("stop_at", "pause"),
-    thinned(
-        product(["claimed", "begun", "recorded"], [0, SHORT_SESSION + 1]),
-        kept=[*product(["claimed", "begun", "recorded"], [0]), ("recorded", SHORT_SESSION + 1)],
-        quick=[("recorded", 0)],
-    ),
-)
-def test_a_writer_that_was_paused_and_replaced(url: str, rival: ZooKeeperStore, stop_at: str, pause: float) -> None:
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
-    with subprocess.Popen(
-        [sys.executable, "-c", ZOMBIE, url, stop_at], stdout=subprocess.PIPE, text=True, env=environment
-    ) as zombie:
-        assert zombie.stdout is not None
-        assert zombie.stdout.readline() == "stopped\n"
-        until(lambda: Path(f"/proc/{zombie.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-        theirs = rival.claim(ID, "successor", timeout=LIMIT)
-        time.sleep(pause)
-        zombie.send_signal(signal.SIGCONT)
-        assert zombie.stdout.readline() == "fenced by successor\n"
-        assert ended(zombie) == 0
-    assert rival.client.exists(ORDER) is None
-    assert rival.read_claimed(theirs).prepared_state is None
 
 
 # --- clients --------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from zookeeper_scene import SHORT_SESSION, STATE
 from dualwrite.errors import StoreCommitFailedError, StoreCommitUnknownError, StoreUnavailableError
 from dualwrite.stores.zookeeper import ZooKeeperStore
 from dualwrite.testing.proxy import Link, TcpProxy
-from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
+from fixtures.zookeeper_server import ZooKeeperServer
 
 WRITERS = 4
 TRANSACTIONS = 100

@@ -24,9 +24,9 @@ from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution
 from dualwrite.stores.zookeeper import ZooKeeperBatch, ZooKeeperStore
 from dualwrite.stores.zookeeper.paths import DEFAULT_MAX_REQUEST_BYTES, multi_size
 from dualwrite.stores.zookeeper.zookeeper_transaction import LONGEST_DELIVERY, ZooKeeperTransaction
-from dualwrite.testing.zookeeper import ZooKeeperServer
 from fixtures.pace import LIMIT
 from fixtures.tables import table
+from fixtures.zookeeper_server import ZooKeeperServer
 
 
 def test_all_operations_and_the_row_become_visible_together(store: ZooKeeperStore, claim: Claim, plain: KazooClient) -> None:
@@ -216,7 +216,7 @@ def test_the_server_accepts_a_transaction_of_exactly_the_limit(store: ZooKeeperS
         batch.check(ORDER, 0)
     transaction.record(STATE, generation=0, transaction_number=1, delivery=LONGEST_DELIVERY)
     assert isinstance(transaction, ZooKeeperTransaction)
-    operations = [transaction._ours, *batch.operations]
+    operations = [*batch.operations]
     padding = DEFAULT_MAX_REQUEST_BYTES - multi_size(operations)
     assert 0 < padding < 200
     operations[1] = operations[1]._replace(data=operations[1].data + b"x" * padding)

@@ -15,9 +15,7 @@ ORDER = "/order"
 SHORT_SESSION = 1.5
 
 MULTI = b"\x00\x00\x00\x0e\x00\x00\x00\x05\x00\xff\xff\xff\xff"
-"""How the multi of a commit begins on the wire: its type, and the header of its first operation, a setData."""
-SET = b"\x00\x00\x00\x05\x00\x00\x00"
-"""How a plain setData begins on the wire: its type, and the first bytes of the path's length."""
+"""How a multi that changes a row begins on the wire: its type, and the header of its first operation, a setData."""
 
 
 def recorded(store: ZooKeeperStore, claim: Claim, number: int = 1) -> StoreTransaction:

@@ -13,11 +13,11 @@ from dualwrite.admin.facts import (
     PartitionProducers,
     TransactionListing,
 )
-from dualwrite.admin.hanging import HangingSearch, HangingTransaction, Reason
-from dualwrite.admin.log_records import Ending, RecordTransaction
+from dualwrite.admin.hanging import HangingSearch, HangingTransaction, Holder, Reason
 from dualwrite.admin.partitions import PartitionEnd
+from dualwrite.admin.record_transaction import Ending, RecordTransaction
 from dualwrite.admin.transactions import TransactionAdmin
-from dualwrite.admin.waiting import Holder, StoredPositions, StuckPartition, StuckSearch, WaitingGroup
+from dualwrite.admin.waiting import StoredPositions, StuckPartition, StuckSearch, WaitingGroup
 
 __all__ = [
     "ActiveProducer",

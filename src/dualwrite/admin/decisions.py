@@ -137,10 +137,6 @@ class Decisions:
             found[kafka_id] = _decided(row, generation, plans[row.transactional_id])
         return found
 
-    def try_again(self) -> None:
-        """Query the database again, even if it could not be reached before."""
-        self._unavailable = None
-
     def positions(self, group: str) -> Mapping[Partition, int]:
         """The stored positions of a consumer group; empty if it has none here.
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from dualwrite.admin.facts import OpenTransaction
-from dualwrite.admin.hanging import HangingTransaction, Reason, coordinator_side, hanging
+from dualwrite.admin.facts import Key, OpenTransaction
+from dualwrite.admin.hanging import HangingTransaction, Reason, holders_of
 from dualwrite.admin.partitions import describe_producers, write_abort_marker
-from dualwrite.admin.requests import PAUSE, Brokers, Key
-from dualwrite.deadline import Deadline
+from dualwrite.admin.requests import PAUSE_SECONDS, Brokers
+from dualwrite.deadline import Deadline, Pauses
 from dualwrite.errors import BrokerUnavailableError, RepairRefusedError, TransactionChangedError
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.kafka_errors import ErrorCode
-from dualwrite.kafka.client.retries import rounds
 from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC
 from dualwrite.state import TransactionDescription, TransactionStatus
 
@@ -29,7 +28,7 @@ _OUT_OF_DATE: Final = (
     f"retry once all brokers are connected to each other; if the topic {TRANSACTION_STATE_TOPIC!r} has lost data, {_READ_FIRST}"
 )
 _RAISED: Final = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH)  # another client has raised the epoch
-_PAUSE: Final = 0.01
+_FENCING_PAUSE_SECONDS: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,10 @@ class Examined:
 
         Then this partition lacks a commit marker (KAFKA-20734), and aborting loses its messages.
         """
-        description = None if self.verdict is None else self.verdict.description
-        return description is not None and description.status in _COMMITS and self._is_last(description)
+        description, own = None if self.verdict is None else self.verdict.description, self.opened.producer
+        if description is None or description.status not in _COMMITS or description.producer_id != own.producer_id:
+            return False
+        return description.epoch in (own.epoch, own.epoch + 1)  # whose end may have raised it by one
 
     @property
     def may_have_been_committed(self) -> bool:
@@ -90,11 +91,6 @@ class Examined:
             # It is the last transaction, or an earlier one of a producer that keeps its epoch.
             return own.last_timestamp_ms is not None and description.start_time_ms > own.last_timestamp_ms
         return description.epoch >= own.epoch
-
-    def _is_last(self, description: TransactionDescription) -> bool:
-        """Whether the coordinator's last transaction has this producer id and epoch, which its end may have raised by one."""
-        own = self.opened.producer
-        return description.producer_id == own.producer_id and description.epoch in (own.epoch, own.epoch + 1)
 
     def refusal(self, *, force: bool = False) -> RepairRefusedError | None:
         """The error if it must not be aborted; None if it may be aborted.
@@ -142,11 +138,10 @@ def examine(brokers: Brokers, key: Key, wanted: tuple[int | None, int | None, in
     return None
 
 
-def _examined(brokers: Brokers, opened: OpenTransaction) -> Examined:
-    side = coordinator_side(brokers, [opened])
-    verdict = next(iter(hanging(brokers, [opened], side)), None)
-    listing = side.listed.get(opened.producer.producer_id)
-    return Examined(opened, verdict, None if listing is None else listing.transactional_id)
+def _examined(brokers: Brokers, opened: OpenTransaction) -> Examined | None:
+    for found in holders_of(brokers, [opened]):
+        return Examined(opened, found.as_hanging, found.transactional_id)
+    return None
 
 
 def abort(brokers: Brokers, found: Examined, *, coordinator_epoch: int | None, force: bool) -> None:
@@ -155,25 +150,26 @@ def abort(brokers: Brokers, found: Examined, *, coordinator_epoch: int | None, f
     if refusal is not None:
         raise refusal
     opened = next((one for one in _open_in(brokers, found.opened.key) if one.name == found.opened.name), None)
-    if opened is None:
-        opened, producer = found.opened, found.opened.producer
+    again = None if opened is None else _examined(brokers, opened)
+    if again is None:
+        producer, place = found.opened.producer, f"{found.opened.topic}-{found.opened.partition}"
         raise TransactionChangedError(
-            f"The transaction of producer {producer.producer_id} at {opened.topic}-{opened.partition} "
+            f"The transaction of producer {producer.producer_id} at {place} "
             f"offset {producer.transaction_start_offset} has ended in the meantime.",
             next_step="nothing was done",
         )
-    refusal = _examined(brokers, opened).refusal(force=force)
+    refusal = again.refusal(force=force)
     if refusal is not None:
         raise refusal
     if coordinator_epoch is None:
-        coordinator_epoch = opened.producer.coordinator_epoch or 0
-    _write_marker(brokers, opened, coordinator_epoch)
+        coordinator_epoch = again.opened.producer.coordinator_epoch or 0
+    _write_marker(brokers, again.opened, coordinator_epoch)
 
 
 def _write_marker(brokers: Brokers, opened: OpenTransaction, coordinator_epoch: int) -> None:
     """Write the marker; again only if its outcome is not known, and the partition still has the same transaction open."""
     reason: str | None = None
-    for _ in rounds(brokers.turn(), pause=PAUSE):
+    for _ in brokers.turn().attempts(Pauses(PAUSE_SECONDS)):
         reason = write_abort_marker(brokers, opened, coordinator_epoch)
         try:
             still_open = opened.name in {one.name for one in _open_in(brokers, opened.key)}
@@ -181,7 +177,7 @@ def _write_marker(brokers: Brokers, opened: OpenTransaction, coordinator_epoch: 
             raise BrokerUnavailableError(
                 f"Whether the transaction at {opened.topic}-{opened.partition} was aborted is not known: "
                 f"{reason or 'the marker was written'}.",
-                cause=str(error),
+                cause=f"{error}",
                 next_step="run the command again once the partition's leader responds: it looks first",
                 servers=brokers.network.config.servers,
             ) from error
@@ -228,13 +224,13 @@ def _fence(
     The id is described before each request, because the request would abort the transaction of a successor.
     """
     name = ErrorCode.CONCURRENT_TRANSACTIONS.name
-    for _ in rounds(deadline, pause=_PAUSE):
+    for _ in deadline.attempts(Pauses(_FENCING_PAUSE_SECONDS)):
         described = coordinator.describe(transactional_id, timeout=deadline)
         if described is None or (described.producer_id, described.epoch) != (producer_id, epoch):
             return
         if described.status.is_ending:
             continue
-        result = coordinator.raise_epoch(transactional_id, producer_id=producer_id, epoch=epoch, timeout=deadline)
+        result = coordinator.init_producer_id(transactional_id, producer_id=producer_id, epoch=epoch, timeout=deadline)
         if result.proven or result.code in _RAISED:
             return
         name = result.name

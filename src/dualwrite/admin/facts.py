@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -13,6 +13,9 @@ T = TypeVar("T")
 
 RUNNING: Final = frozenset(status for status in TransactionStatus if status is TransactionStatus.ONGOING or status.is_ending)
 """The states of a transactional id with a transaction that has not ended."""
+
+Key = tuple[str, int]
+"""A topic, and one of its partitions."""
 
 Name = tuple[str, int, int, int, int | None]
 """What identifies an open transaction: topic, partition, producer id and epoch, first offset."""
@@ -41,8 +44,31 @@ class BrokerProblem:
         return f"Broker {self.broker}{where}: {self.reason}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """The base class of what was found in a cluster, from which something may be missing.
+
+    Args:
+        problems: The brokers that did not respond; empty if every broker responded.
+        hidden: The ACLs without which Kafka may have left something out, as errors that name them.
+    """
+
+    problems: tuple[BrokerProblem, ...] = ()
+    hidden: tuple[DualWriteError, ...] = ()
+
+    @property
+    def unexamined(self) -> Collection[object]:
+        """What was found, and could not be examined."""
+        return ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all was examined, and nothing can be missing because of a broker that did not respond, or of an ACL."""
+        return not self.hidden and not self.unexamined and all(problem.covered for problem in self.problems)
+
+
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
+class Answer(Search, Generic[T]):
     """What was found, and which brokers did not respond. Iterating over it yields what was found.
 
     Args:
@@ -52,13 +78,6 @@ class Answer(Generic[T]):
     """
 
     found: tuple[T, ...]
-    problems: tuple[BrokerProblem, ...] = ()
-    hidden: tuple[DualWriteError, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing can be missing because of a broker that did not respond, or of an ACL."""
-        return not self.hidden and all(problem.covered for problem in self.problems)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.found)
@@ -143,7 +162,20 @@ class ActiveProducer:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionProducers:
+class OfPartition:
+    """What is known about something in a partition."""
+
+    topic: str
+    partition: int
+
+    @property
+    def key(self) -> Key:
+        """Its topic and partition."""
+        return self.topic, self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProducers(OfPartition):
     """The producers that one replica of a partition remembers.
 
     Args:
@@ -154,16 +186,9 @@ class PartitionProducers:
         problem: Why they could not be described, if so.
     """
 
-    topic: str
-    partition: int
     broker: int | None
     producers: tuple[ActiveProducer, ...] = ()
     problem: DualWriteError | None = None
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Its topic and number."""
-        return self.topic, self.partition
 
     @property
     def opened(self) -> list[OpenTransaction]:
@@ -176,7 +201,7 @@ class PartitionProducers:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransaction:
+class OpenTransaction(OfPartition):
     """An open transaction in one partition.
 
     Args:
@@ -186,15 +211,8 @@ class OpenTransaction:
         producer: Its producer there.
     """
 
-    topic: str
-    partition: int
     broker: int | None
     producer: ActiveProducer
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Its topic and partition."""
-        return self.topic, self.partition
 
     @property
     def name(self) -> Name:

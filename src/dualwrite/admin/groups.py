@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dualwrite.admin.facts import BrokerProblem
+from dualwrite.admin.facts import BrokerProblem, Key
 from dualwrite.admin.partitions import by_topic
-from dualwrite.admin.requests import DENIED, TRANSIENT, Brokers, Key, batches, check, denied
+from dualwrite.admin.requests import DENIED, TRANSIENT, Brokers, batches, check, denied
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.kafka.client.broker_connection import Connection
 from dualwrite.kafka.client.fields import Fields, KafkaProtocolError, Request

@@ -10,16 +10,23 @@ whose marker is not written yet. So the coordinator will write the markers of ex
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from dualwrite.admin.facts import BrokerProblem, DescribedTransaction, OpenTransaction, PartitionProducers, TransactionListing
+from dualwrite.admin.facts import (
+    RUNNING,
+    DescribedTransaction,
+    Key,
+    OpenTransaction,
+    PartitionProducers,
+    Search,
+    TransactionListing,
+)
 from dualwrite.admin.listing import Filter, describe_transactions, list_transactions, note_hidden_topics, sees_every_id
 from dualwrite.admin.partitions import describe_producers, producers_of
 from dualwrite.admin.requests import Brokers, batches
-from dualwrite.errors import DualWriteError
 from dualwrite.state import TransactionDescription, TransactionStatus
 
 PADDING_MS: Final = 300_000
@@ -28,7 +35,7 @@ PADDING_MS: Final = 300_000
 DEFAULT_MAX_TIMEOUT_MS: Final = 900_000
 """Kafka's default for `transaction.max.timeout.ms`, for a principal that may not read the setting."""
 
-_RECHECK_PAUSE: Final = 1.0
+_RECHECK_PAUSE_SECONDS: Final = 1.0
 """Seconds before the second check: by then, an id that was moving to another coordinator has arrived there."""
 
 
@@ -84,7 +91,40 @@ class HangingTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class HangingSearch:
+class Holder:
+    """An open transaction of a partition, and what its coordinator reports: consumers wait for its end.
+
+    Args:
+        opened: The transaction in the partition.
+        transactional_id: The id that has its producer id; None if no coordinator lists one.
+        coordinator: The node id of that id's coordinator, if known.
+        description: The coordinator's description of the id, if it knows it.
+        hanging: Why no coordinator will end it, or might not end it; None if its coordinator will end it.
+    """
+
+    opened: OpenTransaction
+    transactional_id: str | None = None
+    coordinator: int | None = None
+    description: TransactionDescription | None = None
+    hanging: Reason | None = None
+
+    def age_ms(self, now_ms: int) -> int | None:
+        """Milliseconds since it began according to its coordinator; if it hangs, since its last message. None if unknown."""
+        described = self.description
+        if self.hanging is None and described is not None and described.status in RUNNING and described.start_time_ms >= 0:
+            return now_ms - described.start_time_ms
+        return self.opened.producer.age_ms(now_ms)
+
+    @property
+    def as_hanging(self) -> HangingTransaction | None:
+        """The same as a transaction that hangs, or may hang; None if its coordinator will end it."""
+        if self.hanging is None:
+            return None
+        return HangingTransaction(self.opened, self.hanging, self.transactional_id, self.coordinator, self.description)
+
+
+@dataclass(frozen=True, slots=True)
+class HangingSearch(Search):
     """The result of `TransactionAdmin.find_hanging`.
 
     Args:
@@ -104,15 +144,11 @@ class HangingSearch:
     searched: int
     limit_ms: int
     unreadable: tuple[PartitionProducers, ...] = ()
-    problems: tuple[BrokerProblem, ...] = ()
-    hidden: tuple[DualWriteError, ...] = ()
 
     @property
-    def complete(self) -> bool:
-        """Whether everything that was to be searched was searched, and decided."""
-        if self.undecided or self.unreadable or self.hidden:
-            return False
-        return all(problem.covered for problem in self.problems)
+    def unexamined(self) -> Collection[object]:
+        """What could not be searched, or decided."""
+        return self.undecided or self.unreadable
 
 
 def is_late(opened: OpenTransaction, limit_ms: int, now_ms: int) -> bool:
@@ -122,7 +158,7 @@ def is_late(opened: OpenTransaction, limit_ms: int, now_ms: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorSide:
+class CoordinatorReports:
     """What the coordinators know about the producers of open transactions.
 
     Args:
@@ -143,24 +179,22 @@ class CoordinatorSide:
         listing = self.listed.get(opened.producer.producer_id)
         return None if listing is None else self.described.get(listing.transactional_id)
 
-    def verdict(self, opened: OpenTransaction) -> HangingTransaction | None:
-        """Whether a transaction hangs, or may hang; None if its coordinator will end it.
+    def holder(self, opened: OpenTransaction) -> Holder:
+        """What the coordinator reports about a transaction, and whether it hangs, or may hang.
 
         It may have ended after the partition's response and before the coordinator's: query the partition again before you act
         on the result.
         """
         listing = self.listed.get(opened.producer.producer_id)
         if listing is None:
-            return HangingTransaction(opened, Reason.UNKNOWN_PRODUCER if self.all_listed else Reason.NOT_LISTED)
+            return Holder(opened, hanging=Reason.UNKNOWN_PRODUCER if self.all_listed else Reason.NOT_LISTED)
         described = self.described.get(listing.transactional_id)
         if described is None or described.problem is not None:
-            return HangingTransaction(opened, Reason.NOT_DESCRIBED, listing.transactional_id, listing.coordinator)
+            return Holder(opened, listing.transactional_id, listing.coordinator, None, Reason.NOT_DESCRIBED)
         reason = _contradiction(opened, described.description)
-        if reason is None:
-            return None
-        if reason.is_conclusive and opened.producer.producer_id in self.doubtful:
+        if reason is not None and reason.is_conclusive and opened.producer.producer_id in self.doubtful:
             reason = Reason.SEVERAL_COORDINATORS  # what one of them contradicts proves nothing
-        return HangingTransaction(opened, reason, listing.transactional_id, described.coordinator, described.description)
+        return Holder(opened, listing.transactional_id, described.coordinator, described.description, reason)
 
 
 def _contradiction(opened: OpenTransaction, description: TransactionDescription | None) -> Reason | None:
@@ -190,24 +224,21 @@ def _is_epoch_of(description: TransactionDescription, epoch: int) -> bool:
     return description.epoch - 1 <= epoch <= description.epoch
 
 
-def confirmed(
-    suspects: Iterable[HangingTransaction], again: Mapping[tuple[str, int], PartitionProducers]
-) -> list[HangingTransaction]:
-    """Those that are still open according to a second response from their partitions; sorted by partition."""
-    kept = []
+def confirmed(suspects: Iterable[Holder], again: Mapping[Key, PartitionProducers]) -> Iterator[Holder]:
+    """Those that are still open according to a second response from their partitions."""
     for suspect in suspects:
         described = again.get(suspect.opened.key)
         if described is None or described.problem is not None:
-            kept.append(replace(suspect, reason=Reason.NOT_CONFIRMED) if suspect.reason.is_conclusive else suspect)
+            is_proven = suspect.hanging is not None and suspect.hanging.is_conclusive
+            yield replace(suspect, hanging=Reason.NOT_CONFIRMED) if is_proven else suspect
         elif suspect.opened.name in {found.name for found in described.opened}:
-            kept.append(suspect)
-    return sorted(kept, key=lambda found: (found.opened.key, found.opened.producer))
+            yield suspect
 
 
 # --- queries ----------------------------------------------------------------------------------------------------------
 
 
-def coordinator_side(brokers: Brokers, opened: Sequence[OpenTransaction]) -> CoordinatorSide:
+def coordinator_reports(brokers: Brokers, opened: Sequence[OpenTransaction]) -> CoordinatorReports:
     """What the coordinators know about open transactions now."""
     coordinators = brokers.coordinators()
     listings: list[TransactionListing] = []
@@ -215,7 +246,7 @@ def coordinator_side(brokers: Brokers, opened: Sequence[OpenTransaction]) -> Coo
         listings += list_transactions(brokers, Filter(producer_ids=frozenset(ids)), coordinators).found
     listed = {found.producer_id: found for found in listings}
     names = sorted({found.transactional_id for found in listed.values()})
-    described = {found.transactional_id: found for found in describe_transactions(lambda: brokers, names)}
+    described = {found.transactional_id: found for found in describe_transactions(brokers, names)}
     all_listed = all(one.producer.producer_id in listed for one in opened) or (
         all(problem.covered for problem in brokers.problems) and sees_every_id(brokers)
     )
@@ -224,36 +255,30 @@ def coordinator_side(brokers: Brokers, opened: Sequence[OpenTransaction]) -> Coo
         for found in listings
         if found != listed[found.producer_id] or found.coordinator != described[found.transactional_id].coordinator
     }
-    return CoordinatorSide(listed, described, all_listed, frozenset(doubtful))
+    return CoordinatorReports(listed, described, all_listed, frozenset(doubtful))
 
 
-def hanging(
-    brokers: Brokers, opened: Sequence[OpenTransaction], first: CoordinatorSide | None = None, broker: int | None = None
-) -> list[HangingTransaction]:
-    """The open transactions that hang, or may hang. Each that seems to hang is checked a second time.
+def holders_of(
+    brokers: Brokers, opened: Sequence[OpenTransaction], reports: CoordinatorReports | None = None, broker: int | None = None
+) -> list[Holder]:
+    """The transactions that are still open, sorted by partition. Each that seems to hang is checked a second time.
 
     Args:
         brokers: The brokers, for this call.
         opened: The open transactions.
-        first: The result of a call of `coordinator_side` just before, if there was one.
+        reports: The result of a call of `coordinator_reports` just before, if there was one.
         broker: The node to query about its replicas; None for the leaders.
     """
-    found = _suspects(brokers, opened, first)
-    if not found:
-        return []
-    brokers.deadline.sleep(_RECHECK_PAUSE)
-    found = _suspects(brokers, [one.opened for one in found])
-    return confirmed(found, {one.key: one for one in producers_of(brokers, {each.opened.key for each in found}, broker)})
-
-
-def _suspects(
-    brokers: Brokers, opened: Sequence[OpenTransaction], side: CoordinatorSide | None = None
-) -> list[HangingTransaction]:
-    """The transactions that hang, or may hang, according to the coordinators."""
     if not opened:
         return []
-    side = side or coordinator_side(brokers, opened)
-    return [verdict for one in opened if (verdict := side.verdict(one)) is not None]
+    found = list(map((reports or coordinator_reports(brokers, opened)).holder, opened))
+    suspects = [one.opened for one in found if one.hanging is not None]
+    if suspects:
+        brokers.deadline.sleep(_RECHECK_PAUSE_SECONDS)
+        again = map(coordinator_reports(brokers, suspects).holder, suspects)
+        partitions = {one.key: one for one in producers_of(brokers, {each.key for each in suspects}, broker)}
+        found = [*(one for one in found if one.hanging is None), *confirmed(again, partitions)]
+    return sorted(found, key=lambda one: (one.opened.key, one.opened.producer))
 
 
 def find_hanging(
@@ -277,7 +302,8 @@ def find_hanging(
         all_opened += len(opened)
         now = int(time.time() * 1000)
         late += [one for one in opened if is_late(one, limit_ms, now)]
-    found = hanging(brokers, late, broker=broker)
+    holders = holders_of(brokers, late, broker=broker)
+    found = [hanging for one in holders if (hanging := one.as_hanging) is not None]
     return HangingSearch(
         hanging=tuple(one for one in found if one.reason.is_conclusive),
         undecided=tuple(one for one in found if not one.reason.is_conclusive),

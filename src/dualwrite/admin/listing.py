@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 from uuid import uuid4
 
 from dualwrite.admin.facts import RUNNING, DescribedTransaction, TransactionListing
-from dualwrite.admin.requests import DENIED, Batch, Brokers, batches, check, denied
+from dualwrite.admin.requests import DENIED, Brokers, KeyedRequest, Reply, batches, check, denied
+from dualwrite.deadline import Deadline
 from dualwrite.errors import (
     BrokerAuthorizationError,
     BrokerError,
@@ -22,7 +23,6 @@ from dualwrite.errors import (
 from dualwrite.kafka.client.broker_connection import Connection
 from dualwrite.kafka.client.brokers import CoordinatorUnavailableError, MakeRequest
 from dualwrite.kafka.client.config import Address
-from dualwrite.kafka.client.descriptions import description_of
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
 from dualwrite.kafka.client.messages_generated import (
     DescribeClusterRequest,
@@ -32,6 +32,7 @@ from dualwrite.kafka.client.messages_generated import (
     ListTransactionsRequest,
     ListTransactionsResponse,
 )
+from dualwrite.kafka.client.requests import description_of
 from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC
 from dualwrite.state import TransactionStatus
 
@@ -44,29 +45,30 @@ _DESCRIBE: Final = 1 << 8  # of the operations in Kafka's protocol
 _NOT_REPORTED: Final = -(2**31)
 
 
-def describe_transactions(brokers: Callable[[], Brokers], ids: Iterable[str]) -> Iterator[DescribedTransaction]:
+def describe_transactions(
+    brokers: Brokers, ids: Iterable[str], *, batch_timeout: float | None = None
+) -> Iterator[DescribedTransaction]:
     """Describe ids, as Kafka sees them, in their order, with at most one batch of results in memory.
 
-    `brokers` is called for each batch; it returns the brokers, with the time limit of the batch.
+    Args:
+        brokers: The brokers, for this call.
+        ids: The ids.
+        batch_timeout: Seconds for each batch; None: all have the time limit of the call.
     """
     for batch in batches(ids):
-        found = _Descriptions(brokers(), batch).replies()
+        in_time = brokers if batch_timeout is None else brokers.renewed(Deadline.after(batch_timeout))
+        found = _described(in_time, batch)
         for name in batch:
             yield DescribedTransaction(name, found[name].broker, found[name].response, found[name].problem)
 
 
-class _Descriptions(Batch[str]):
-    """Ids that their coordinators are asked about."""
+def _described(brokers: Brokers, ids: list[str]) -> dict[str, Reply]:
+    """What the coordinators of ids respond about them."""
 
-    request_name = "DescribeTransactions"
+    def located(keys: list[str]) -> dict[str, tuple[int | None, Address | str | DualWriteError]]:
+        return {name: _place(name, where) for name, where in brokers.located(keys).items()}
 
-    def located(self, keys: list[str]) -> Mapping[str, tuple[int | None, Address | str | DualWriteError]]:
-        return {name: _place(name, where) for name, where in self.brokers.located(keys).items()}
-
-    def request(self, keys: list[str]) -> DescribeTransactionsRequest:
-        return DescribeTransactionsRequest(transactional_ids=keys)
-
-    def responses(self, response: DescribeTransactionsResponse) -> Iterator[tuple[str, int, Any]]:
+    def responses(response: DescribeTransactionsResponse) -> Iterator[tuple[str, int, Any]]:
         for state in response.transaction_states:
             is_unknown = state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
             found: Any = None
@@ -77,20 +79,23 @@ class _Descriptions(Batch[str]):
                     found = error
             yield state.transactional_id, 0 if is_unknown else state.error_code, found
 
-    def refused(self, key: str, code: int) -> DualWriteError:
+    def refused(key: str, code: int) -> DualWriteError:
         if code in DENIED:
-            return denied(self.request_name, code, key)
-        what = f"{self.request_name} returned {error_name(code)}."
-        return BrokerError(what, transactional_id=key, code=code, name=error_name(code))
+            return denied(name, code, key)
+        return BrokerError(f"{name} returned {error_name(code)}.", transactional_id=key, code=code, name=error_name(code))
 
-    def unanswered(self, key: str, reason: str) -> BrokerUnavailableError:
+    def unanswered(key: str, reason: str) -> BrokerUnavailableError:
         return BrokerUnavailableError(
             f"The transaction's coordinator did not respond: {reason}.",
             transactional_id=key,
             cause="its broker is down, overloaded, or unreachable from here",
             next_step="retry once the broker is back, or another has taken over",
-            servers=self.brokers.network.config.servers,
+            servers=brokers.network.config.servers,
         )
+
+    name = "DescribeTransactions"
+    request = KeyedRequest(name, located, DescribeTransactionsRequest, responses, refused, unanswered)
+    return request.replies(brokers, ids)
 
 
 def _place(
@@ -200,7 +205,7 @@ def find_transactions(brokers: Brokers, wanted: Filter) -> list[TransactionListi
     latest = time.time() * 1000 - wanted.running_longer_than_ms
     old = {
         described.transactional_id
-        for described in describe_transactions(lambda: brokers, sorted(listed.undated))
+        for described in describe_transactions(brokers, sorted(listed.undated))
         if described.problem is not None  # its age is unknown, so it is included
         or (described.description is not None and 0 <= described.description.start_time_ms < latest)
     }
@@ -282,7 +287,7 @@ def sees_every_id(brokers: Brokers) -> bool:
                 name=ErrorCode.TOPIC_AUTHORIZATION_FAILED.name,
             ),
         )
-    (probed,) = describe_transactions(lambda: brokers, [uuid4().hex])
+    (probed,) = describe_transactions(brokers, [uuid4().hex])
     if isinstance(probed.problem, BrokerAuthorizationError):
         _hide(brokers, "transactional id", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     return brokers.sees_coordinators and probed.problem is None

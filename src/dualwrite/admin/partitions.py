@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from dualwrite.admin.facts import ActiveProducer, OpenTransaction, PartitionProducers
-from dualwrite.admin.requests import DENIED, TRANSIENT, Batch, Brokers, ClusterView, Key, PartitionView, batches, denied
+from dualwrite.admin.facts import ActiveProducer, Key, OfPartition, OpenTransaction, PartitionProducers
+from dualwrite.admin.requests import (
+    DENIED,
+    TRANSIENT,
+    Brokers,
+    ClusterView,
+    KeyedRequest,
+    PartitionView,
+    Reply,
+    batches,
+    denied,
+)
 from dualwrite.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -19,20 +30,17 @@ from dualwrite.errors import (
 )
 from dualwrite.kafka.client.broker_connection import ConnectionLostError
 from dualwrite.kafka.client.config import Address
+from dualwrite.kafka.client.fields import Request
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
+from dualwrite.kafka.client.log_reader import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from dualwrite.kafka.client.messages_generated import (
     DescribeProducersRequest,
     DescribeProducersResponse,
     ListOffsetsRequest,
-    ListOffsetsResponse,
     WriteTxnMarkersRequest,
 )
 
-_LATEST: Final = -1
-_EARLIEST: Final = -2
 _CLIENT: Final = -1  # the replica id of clients
-_READ_UNCOMMITTED: Final = 0
-_READ_COMMITTED: Final = 1
 
 _MARKERS: Final = "WriteTxnMarkers"
 _OTHER_EPOCH: Final = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE)
@@ -67,6 +75,16 @@ def refused_partition(request_name: str, key: Key, code: int) -> DualWriteError:
     return _refused(request_name, "partition", f"{key[0]}-{key[1]}", code, key[0])
 
 
+def unanswered_partition(brokers: Brokers, failure: str, key: Key, reason: str) -> BrokerUnavailableError:
+    """The error for a partition without a response; `failure` is how it begins, `{}` being the partition."""
+    return BrokerUnavailableError(
+        f"{failure.format(f'{key[0]}-{key[1]}')}: {reason}.",
+        cause="the broker is down, overloaded, or unreachable from here",
+        next_step="retry once it is back",
+        servers=brokers.network.config.servers,
+    )
+
+
 def _refused(request_name: str, kind: str, what: str, code: int, topic: str) -> DualWriteError:
     if code in DENIED:
         return denied(request_name, code, topic)
@@ -88,41 +106,52 @@ def by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
     return found
 
 
-class PartitionBatch(Batch[Key]):
-    """Partitions that their leaders are asked about, or one broker about its replicas."""
+def replies_about(
+    brokers: Brokers,
+    seen: ClusterView,
+    partitions: Sequence[PartitionView],
+    name: str,
+    make: Callable[[dict[str, list[int]]], Request[Any]],
+    failure: str,
+    broker: int | None = None,
+) -> Iterator[tuple[Key, Reply]]:
+    """What the leaders of partitions respond about each, or one broker about its replicas; in batches.
 
-    failure: str
-    """How the error for a partition without a response begins, `{}` being the partition."""
+    Args:
+        brokers: The brokers, for this call.
+        seen: The cluster, as Metadata has shown it just now.
+        partitions: The partitions.
+        name: The request's name, a key of PERMISSIONS.
+        make: Makes the request about the partitions of each topic.
+        failure: How the error for a partition without a response begins, `{}` being the partition.
+        broker: The node to ask; None for the leaders.
+    """
+    views = {found.key: found for found in partitions}
+    known: list[ClusterView] = []
 
-    def __init__(
-        self, brokers: Brokers, seen: ClusterView, partitions: Sequence[PartitionView], broker: int | None = None
-    ) -> None:
-        super().__init__(brokers, [found.key for found in partitions])
-        self._broker = broker
-        self._views = {found.key: found for found in partitions}
-        self._seen: ClusterView | None = seen
+    def located(keys: list[Key]) -> dict[Key, tuple[int | None, Address | str]]:
+        if known:
+            cluster = known.pop()
+        else:  # not the first time for these partitions: leaders may have moved
+            cluster = brokers.view(sorted({topic for topic, _ in keys}))
+            views.update((found.key, found) for found in cluster.partitions)
+        nodes = {key: views[key].leader if broker is None else broker for key in keys}
+        return {key: (node, _address(cluster, node)) for key, node in nodes.items()}
 
-    def located(self, keys: list[Key]) -> Mapping[Key, tuple[int | None, Address | str | DualWriteError]]:
-        seen, self._seen = self._seen, None
-        if seen is None:  # not the first time: leaders may have moved
-            seen = self.brokers.view(sorted({topic for topic, _ in keys}))
-            self._views |= {found.key: found for found in seen.partitions}
-        return {key: self._place(self._views[key], seen) for key in keys}
+    def responses(response: Any) -> Iterator[tuple[Key, int, Any]]:
+        for topic in response.topics:
+            for found in topic.partitions:
+                yield (topic.name, found.partition_index), found.error_code, found
 
-    def _place(self, view: PartitionView, seen: ClusterView) -> tuple[int | None, Address | str]:
-        node = view.leader if self._broker is None else self._broker
-        return node, "it has no leader" if node is None else seen.brokers.get(node, f"broker {node} is down")
+    refused, unanswered = partial(refused_partition, name), partial(unanswered_partition, brokers, failure)
+    request = KeyedRequest(name, located, lambda keys: make(by_topic(keys)), responses, refused, unanswered)
+    for batch in batches([found.key for found in partitions]):
+        known[:] = [seen]
+        yield from request.replies(brokers, batch).items()
 
-    def refused(self, key: Key, code: int) -> DualWriteError:
-        return refused_partition(self.request_name, key, code)
 
-    def unanswered(self, key: Key, reason: str) -> BrokerUnavailableError:
-        return BrokerUnavailableError(
-            f"{self.failure.format(f'{key[0]}-{key[1]}')}: {reason}.",
-            cause="the broker is down, overloaded, or unreachable from here",
-            next_step="retry once it is back",
-            servers=self.brokers.network.config.servers,
-        )
+def _address(seen: ClusterView, node: int | None) -> Address | str:
+    return "it has no leader" if node is None else seen.brokers.get(node, f"broker {node} is down")
 
 
 # --- producers --------------------------------------------------------------------------------------------------------
@@ -159,25 +188,13 @@ def producers_of(brokers: Brokers, keys: Collection[Key], broker: int | None = N
 def _described(
     brokers: Brokers, seen: ClusterView, partitions: Sequence[PartitionView], broker: int | None
 ) -> Iterator[PartitionProducers]:
-    for batch in batches(partitions):
-        for key, reply in _Producers(brokers, seen, batch, broker).replies().items():
-            yield PartitionProducers(*key, reply.broker, reply.response or (), reply.problem)
+    def make(wanted: dict[str, list[int]]) -> DescribeProducersRequest:
+        return DescribeProducersRequest(topics=[DescribeProducersRequest.TopicRequest(*each) for each in wanted.items()])
 
-
-class _Producers(PartitionBatch):
-    request_name = "DescribeProducers"
     failure = "The producers of {} could not be described"
-
-    def request(self, keys: list[Key]) -> DescribeProducersRequest:
-        topic_request = DescribeProducersRequest.TopicRequest
-        topics = [topic_request(name=topic, partition_indexes=indexes) for topic, indexes in by_topic(keys).items()]
-        return DescribeProducersRequest(topics=topics)
-
-    def responses(self, response: DescribeProducersResponse) -> Iterator[tuple[Key, int, Any]]:
-        for topic in response.topics:
-            for found in topic.partitions:
-                producers = () if found.error_code else tuple(sorted(map(_producer, found.active_producers)))
-                yield (topic.name, found.partition_index), found.error_code, producers
+    for key, reply in replies_about(brokers, seen, partitions, "DescribeProducers", make, failure, broker):
+        found = () if reply.response is None else tuple(sorted(map(_producer, reply.response.active_producers)))
+        yield PartitionProducers(*key, reply.broker, found, reply.problem)
 
 
 def _producer(found: DescribeProducersResponse.TopicResponse.PartitionResponse.ProducerState) -> ActiveProducer:
@@ -224,7 +241,7 @@ def _no_replica(found: PartitionView, broker: int) -> PartitionProducers:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionEnd:
+class PartitionEnd(OfPartition):
     """The end of a partition.
 
     Args:
@@ -236,17 +253,10 @@ class PartitionEnd:
         problem: Why the leader did not respond, if so.
     """
 
-    topic: str
-    partition: int
     broker: int | None
     last_stable_offset: int | None = None
     high_watermark: int | None = None
     problem: DualWriteError | None = None
-
-    @property
-    def key(self) -> Key:
-        """Its topic and number."""
-        return self.topic, self.partition
 
     @property
     def records_behind(self) -> int:
@@ -261,15 +271,13 @@ def partition_ends(brokers: Brokers, topics: Sequence[str] | None, partitions: C
     seen = brokers.view(topics)
     chosen, refused = chosen_partitions(seen, partitions)
     yield from (PartitionEnd(*key, None, problem=problem) for key, problem in refused.items())
-    for batch in batches(chosen):
-        written = _Offsets(brokers, seen, batch).replies()
-        stable = _Offsets(brokers, seen, batch, isolation=_READ_COMMITTED).replies()
-        for key, reply in stable.items():
-            problem = written[key].problem or reply.problem
-            if problem is None:
-                yield PartitionEnd(*key, reply.broker, reply.response, written[key].response)
-            else:
-                yield PartitionEnd(*key, reply.broker, problem=problem)
+    written = dict(_offsets(brokers, seen, chosen))
+    for key, reply in _offsets(brokers, seen, chosen, isolation=READ_COMMITTED):
+        problem = written[key].problem or reply.problem
+        if problem is None:
+            yield PartitionEnd(*key, reply.broker, reply.response.offset, written[key].response.offset)
+        else:
+            yield PartitionEnd(*key, reply.broker, problem=problem)
 
 
 def first_offsets(brokers: Brokers, topic: str, partitions: Collection[int] = ()) -> dict[Key, int]:
@@ -279,43 +287,32 @@ def first_offsets(brokers: Brokers, topic: str, partitions: Collection[int] = ()
     for problem in refused.values():
         raise problem
     found: dict[Key, int] = {}
-    for batch in batches(chosen):
-        for key, reply in _Offsets(brokers, seen, batch, timestamp=_EARLIEST).replies().items():
-            if reply.problem is not None:
-                raise reply.problem
-            found[key] = reply.response
+    for key, reply in _offsets(brokers, seen, chosen, timestamp=EARLIEST):
+        if reply.problem is not None:
+            raise reply.problem
+        found[key] = reply.response.offset
     return found
 
 
-class _Offsets(PartitionBatch):
+def _offsets(
+    brokers: Brokers,
+    seen: ClusterView,
+    partitions: Sequence[PartitionView],
+    *,
+    isolation: int = READ_UNCOMMITTED,
+    timestamp: int = LATEST,
+) -> Iterator[tuple[Key, Reply]]:
     """The offset after the last record that can be read, or the first offset."""
+    topic_request = ListOffsetsRequest.ListOffsetsTopic
 
-    request_name = "ListOffsets"
-    failure = "The offsets of {} could not be read"
+    def make(wanted: dict[str, list[int]]) -> ListOffsetsRequest:
+        topics = [
+            topic_request(topic, [topic_request.ListOffsetsPartition(each, timestamp=timestamp) for each in indexes])
+            for topic, indexes in wanted.items()
+        ]
+        return ListOffsetsRequest(replica_id=_CLIENT, isolation_level=isolation, topics=topics)
 
-    def __init__(self, *partitions: Any, isolation: int = _READ_UNCOMMITTED, timestamp: int = _LATEST) -> None:
-        super().__init__(*partitions)
-        self._isolation = isolation
-        self._timestamp = timestamp
-
-    def request(self, keys: list[Key]) -> ListOffsetsRequest:
-        topic_request = ListOffsetsRequest.ListOffsetsTopic
-        asked = topic_request.ListOffsetsPartition
-        return ListOffsetsRequest(
-            replica_id=_CLIENT,
-            isolation_level=self._isolation,
-            topics=[
-                topic_request(
-                    name=topic, partitions=[asked(partition_index=each, timestamp=self._timestamp) for each in indexes]
-                )
-                for topic, indexes in by_topic(keys).items()
-            ],
-        )
-
-    def responses(self, response: ListOffsetsResponse) -> Iterator[tuple[Key, int, Any]]:
-        for topic in response.topics:
-            for found in topic.partitions:
-                yield (topic.name, found.partition_index), found.error_code, found.offset
+    return replies_about(brokers, seen, partitions, "ListOffsets", make, "The offsets of {} could not be read")
 
 
 # --- the marker of a transaction --------------------------------------------------------------------------------------
@@ -352,7 +349,7 @@ def write_abort_marker(brokers: Brokers, opened: OpenTransaction, coordinator_ep
     try:
         response = brokers.network.connection(address, turn).call(WriteTxnMarkersRequest(markers=[marker]), turn)
     except ConnectionLostError as error:
-        return str(error)
+        return f"{error}"
     (code,) = (found.error_code for marker in response.markers for topic in marker.topics for found in topic.partitions)
     if not code:
         return None

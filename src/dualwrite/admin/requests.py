@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
-from dualwrite.admin.facts import BrokerProblem
-from dualwrite.deadline import Deadline
+from dualwrite.admin.facts import BrokerProblem, OfPartition
+from dualwrite.deadline import Deadline, Pauses
 from dualwrite.errors import BrokerAuthorizationError, BrokerError, BrokerUnavailableError, DualWriteError
 from dualwrite.kafka.client.broker_connection import ConnectionLostError
 from dualwrite.kafka.client.brokers import TRANSACTION, CoordinatorUnavailableError, MakeRequest, Network, request_together
@@ -18,20 +17,18 @@ from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.fields import Request
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
 from dualwrite.kafka.client.messages_generated import MetadataRequest
-from dualwrite.kafka.client.retries import TryAgainError, rounds
-from dualwrite.kafka.inspect import BROKER_RESOURCE, TRANSACTION_STATE_TOPIC, InspectionClient, settings_in, settings_request
+from dualwrite.kafka.client.requests import BROKER_RESOURCE, settings_in, settings_request
+from dualwrite.kafka.client.retries import TryAgainError
+from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, to_cluster
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-Key = tuple[str, int]
-"""A topic, and one of its partitions."""
-
-BATCH: Final = 500
+MAX_KEYS: Final = 500
 """The number of ids or partitions in one request, as in Apache's own tool."""
 
-_SHARE: Final = 0.5  # of the time left, for one step
-PAUSE: Final = 0.05
+_SHARE_OF_TIME: Final = 0.5  # of the time left, for one step
+PAUSE_SECONDS: Final = 0.05
 """Seconds before the first retry of a request."""
 
 TRANSIENT: Final = frozenset(
@@ -74,18 +71,11 @@ PERMISSIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionView:
+class PartitionView(OfPartition):
     """A partition, as Metadata shows it; the leader is None if there is none."""
 
-    topic: str
-    partition: int
     leader: int | None
     replicas: tuple[int, ...]
-
-    @property
-    def key(self) -> Key:
-        """Its topic and number."""
-        return self.topic, self.partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +123,7 @@ class Brokers:
 
     def turn(self) -> Deadline:
         """The deadline of one step of the call, so that a silent broker leaves time for the next steps."""
-        return self.deadline.within(min(self._patience, self.deadline.left * _SHARE))
+        return self.deadline.within(min(self._patience, self.deadline.left * _SHARE_OF_TIME))
 
     def view(self, topics: Sequence[str] | None) -> ClusterView:
         """The live brokers and these topics, none of which is created; None for all topics."""
@@ -196,7 +186,7 @@ class Brokers:
         waiting = {node: request for node, request in requests.items() if not self.is_silent(node)}
         reasons: dict[int, Exception] = {}  # why a node's request is sent again
         patience = self.turn()
-        for _ in rounds(patience, pause=PAUSE):
+        for _ in patience.attempts(Pauses(PAUSE_SECONDS)):
             responses = request_together(self.network, {brokers[node]: waiting[node] for node in waiting}, patience)
             reasons.clear()
             for node in waiting:
@@ -218,11 +208,10 @@ class Brokers:
 
     def _of_any(self, request: Callable[[Network, Deadline], T]) -> T:
         """Send a request to any broker, and to another one if it does not respond."""
-        client = InspectionClient(self.network.config, timeout=self.deadline, network=self.network)
-        return client.to_cluster(lambda network, _: request(network, self.turn()))
+        return to_cluster(self.network, lambda network, _: request(network, self.turn()), self.deadline)
 
     def _give_up(self, node: int, address: Address, error: Exception) -> None:
-        self.note(BrokerProblem(node, str(address), str(error).removeprefix(f"{address}: ")))
+        self.note(BrokerProblem(node, str(address), f"{error}".removeprefix(f"{address}: ")))
 
 
 def _view(network: Network, topics: Sequence[str] | None, deadline: Deadline) -> ClusterView:
@@ -250,81 +239,83 @@ class Reply:
     problem: DualWriteError | None = None
 
 
-class Batch(ABC, Generic[K]):
-    """At most `BATCH` partitions or ids. Each is asked about at its broker, and again elsewhere, until all have a reply."""
+@dataclass(frozen=True, slots=True)
+class KeyedRequest(Generic[K]):
+    """A request about partitions or ids, each of which has a broker that is asked about it.
 
-    request_name: str
-    """A key of PERMISSIONS."""
+    Args:
+        name: A key of PERMISSIONS.
+        located: The node and address to ask about each key; a text says why it can't be asked yet, an error why it never can.
+        make: Makes the request about these keys, all for one broker.
+        responses: Each key in a broker's response, its error code, and what was found, which may be an error too.
+        refused: The error for an error code that is not in TRANSIENT.
+        unanswered: The error for a key without a response, for this reason.
+    """
 
-    def __init__(self, brokers: Brokers, keys: Iterable[K]) -> None:
-        self.brokers = brokers
-        self._keys = list(dict.fromkeys(keys))
-        self._found: dict[K, Reply] = {}
-        self._reasons: dict[K, tuple[int | None, str]] = {}  # why a key is asked about again
+    name: str
+    located: Callable[[list[K]], Mapping[K, tuple[int | None, Address | str | DualWriteError]]]
+    make: Callable[[list[K]], Request[Any]]
+    responses: Callable[[Any], Iterable[tuple[K, int, Any]]]
+    refused: Callable[[K, int], DualWriteError]
+    unanswered: Callable[[K, str], BrokerUnavailableError]
 
-    @abstractmethod
-    def located(self, keys: list[K]) -> Mapping[K, tuple[int | None, Address | str | DualWriteError]]:
-        """The node and address to ask about each key; a text says why it can't be asked yet, an error why it never can."""
+    def replies(self, brokers: Brokers, keys: Iterable[K]) -> dict[K, Reply]:
+        """The replies about at most `MAX_KEYS` keys, in their order. Errors as for `Brokers`.
 
-    @abstractmethod
-    def request(self, keys: list[K]) -> Request[Any]:
-        """The request about these keys, all for one broker."""
-
-    @abstractmethod
-    def responses(self, response: Any) -> Iterable[tuple[K, int, Any]]:
-        """Each key in a broker's response, its error code, and what was found, which may be an error too."""
-
-    @abstractmethod
-    def refused(self, key: K, code: int) -> DualWriteError:
-        """The error for an error code that is not in TRANSIENT."""
-
-    @abstractmethod
-    def unanswered(self, key: K, reason: str) -> BrokerUnavailableError:
-        """The error for a key without a response."""
-
-    def replies(self) -> dict[K, Reply]:
-        """The replies, in the order of the keys. Errors as for `Brokers`."""
-        waiting = self._keys
-        for _ in rounds(self.brokers.turn(), pause=PAUSE):
-            self._ask(waiting)
-            waiting = [key for key in waiting if key not in self._found]
+        Each key is asked about at its broker, and again, perhaps elsewhere, until all have a reply.
+        """
+        found: dict[K, Reply] = {}
+        wanted = waiting = list(dict.fromkeys(keys))
+        reasons: dict[K, tuple[int | None, str]] = {}  # why a key is asked about again
+        for _ in brokers.turn().attempts(Pauses(PAUSE_SECONDS)):
+            reasons = self._ask(brokers, waiting, found)
+            waiting = list(reasons)
             if not waiting:
                 break
-        for key in waiting:
-            node, reason = self._reasons[key]
-            self._found[key] = Reply(node, problem=self.unanswered(key, reason))
-        return {key: self._found[key] for key in self._keys}
+        for key, (node, reason) in reasons.items():
+            found[key] = Reply(node, problem=self.unanswered(key, reason))
+        return {key: found[key] for key in wanted}
 
-    def _ask(self, waiting: list[K]) -> None:
+    def _ask(self, brokers: Brokers, waiting: list[K], found: dict[K, Reply]) -> dict[K, tuple[int | None, str]]:
+        """Ask once, and add the replies to `found`; returns the keys without one, each with its broker and the reason."""
+        without: dict[K, tuple[int | None, str]] = {}
         by_node: dict[int, list[K]] = defaultdict(list)
         addresses: dict[int, Address] = {}
         for key, (node, where) in self.located(waiting).items():
-            silent = f"broker {node} does not respond"
             if isinstance(where, DualWriteError):
-                self._found[key] = Reply(node, problem=where)
+                found[key] = Reply(node, problem=where)
             elif node is None or isinstance(where, str):
-                self._reasons[key] = node, str(where)
-            elif self.brokers.is_silent(node):
-                self._found[key] = Reply(node, problem=self.unanswered(key, silent))
+                without[key] = node, str(where)
+            elif brokers.is_silent(node):
+                found[key] = Reply(node, problem=self.unanswered(key, _silent(node)))
             else:
                 by_node[node].append(key)
                 addresses[node] = where
-                self._reasons[key] = node, silent  # unless it responds
-        requests = {node: lambda _, keys=keys: self.request(keys) for node, keys in by_node.items()}
-        for node, response in self.brokers.request(addresses, requests, lambda _, response: response).items():
-            for key, code, found in self.responses(response):
+                without[key] = node, _silent(node)  # unless it responds
+        requests = {node: lambda _, keys=keys: self.make(keys) for node, keys in by_node.items()}
+        for node, response in brokers.request(addresses, requests, lambda _, response: response).items():
+            for key, code, content in self.responses(response):
                 if code in TRANSIENT:
-                    self._reasons[key] = node, f"{self.request_name} returned {error_name(code)}"
-                elif code or isinstance(found, DualWriteError):
-                    self._found[key] = Reply(node, problem=self.refused(key, code) if code else found)
+                    without[key] = node, f"{self.name} returned {error_name(code)}"
+                    continue
+                without.pop(key, None)
+                if code:
+                    found[key] = Reply(node, problem=self.refused(key, code))
+                elif isinstance(content, DualWriteError):
+                    found[key] = Reply(node, problem=content)
                 else:
-                    self._found[key] = Reply(node, found)
+                    found[key] = Reply(node, content)
+        return without
+
+
+def _silent(node: int) -> str:
+    return f"broker {node} does not respond"
 
 
 def batches(items: Iterable[T]) -> Iterator[list[T]]:
-    """Yield the items in lists of at most `BATCH`; each list is made when it is needed."""
+    """Yield the items in lists of at most `MAX_KEYS`; each list is made when it is needed."""
     left = iter(items)
-    while batch := list(islice(left, BATCH)):
+    while batch := list(islice(left, MAX_KEYS)):
         yield batch
 
 

@@ -12,8 +12,8 @@ from dualwrite.admin.ending import Examined, abort, examine, force_terminate
 from dualwrite.admin.facts import Answer, DescribedTransaction, PartitionProducers, TransactionListing
 from dualwrite.admin.hanging import HangingSearch, find_hanging
 from dualwrite.admin.listing import Filter, describe_transactions, find_transactions, sees_every_id
-from dualwrite.admin.log_records import RecordTransaction, transaction_of
 from dualwrite.admin.partitions import PartitionEnd, describe_producers, first_offsets, partition_ends
+from dualwrite.admin.record_transaction import RecordTransaction, transaction_of
 from dualwrite.admin.requests import Brokers
 from dualwrite.admin.waiting import StoredPositions, StuckSearch, find_stuck
 from dualwrite.deadline import Deadline
@@ -85,7 +85,7 @@ class TransactionAdmin:
         found = find_transactions(brokers, wanted)
         if all(problem.covered for problem in brokers.problems):  # otherwise the result is incomplete in any case
             sees_every_id(brokers)
-        return Answer(tuple(found), brokers.problems, brokers.hidden)
+        return Answer(tuple(found), problems=brokers.problems, hidden=brokers.hidden)
 
     def describe(self, transactional_ids: Iterable[str]) -> Iterator[DescribedTransaction]:
         """The coordinators' descriptions of ids, in the order of the ids (DescribeTransactions, KIP-664).
@@ -101,8 +101,7 @@ class TransactionAdmin:
             BrokerAuthorizationError: The login was refused.
         """
         ids = [transactional_ids] if isinstance(transactional_ids, str) else transactional_ids
-        brokers = self._brokers()
-        return describe_transactions(lambda: brokers.renewed(Deadline.after(self._timeout)), ids)
+        return describe_transactions(self._brokers(), ids, batch_timeout=self._timeout)
 
     def describe_producers(
         self, topic: str, partitions: Collection[int] = (), *, broker: int | None = None
@@ -122,7 +121,8 @@ class TransactionAdmin:
             BrokerAuthorizationError: The login was refused.
         """
         brokers = self._brokers()
-        return Answer(tuple(describe_producers(brokers, [topic], frozenset(partitions), broker)), brokers.problems)
+        found = tuple(describe_producers(brokers, [topic], frozenset(partitions), broker))
+        return Answer(found, problems=brokers.problems)
 
     def find_hanging(
         self,

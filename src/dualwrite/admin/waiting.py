@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Final
 
-from dualwrite.admin.facts import RUNNING, BrokerProblem, Name, OpenTransaction
+from dualwrite.admin.facts import BrokerProblem, Key, OpenTransaction, Search
 from dualwrite.admin.groups import (
     GROUP_OFFSETS_TOPIC,
     CommittedOffset,
@@ -19,18 +18,14 @@ from dualwrite.admin.groups import (
     list_groups,
     partition_of_group,
 )
-from dualwrite.admin.hanging import CoordinatorSide, HangingTransaction, Reason, coordinator_side, hanging
+from dualwrite.admin.hanging import Holder, holders_of
 from dualwrite.admin.listing import note_hidden_groups, note_hidden_topics
 from dualwrite.admin.partitions import PartitionEnd, partition_ends, producers_of
-from dualwrite.admin.requests import DENIED, Brokers, Key, denied
-from dualwrite.errors import DualWriteError, UnknownGroupError, UnknownTopicError
-from dualwrite.state import TransactionDescription
+from dualwrite.admin.requests import DENIED, Brokers, denied
+from dualwrite.errors import UnknownGroupError, UnknownTopicError
 
 StoredPositions = Callable[[str], Mapping[Key, int]]
 """Returns the next offset in each partition for a group that does not keep its positions at Kafka; empty for other groups."""
-
-_UNRELIABLE: Final = (Reason.NOT_DESCRIBED, Reason.SEVERAL_COORDINATORS, Reason.OLDER_EPOCH)
-"""About a transaction that an earlier look has cleared; one that is no longer listed has probably ended."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -175,32 +170,6 @@ def _waits(group: WaitingGroup, end: PartitionEnd) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """The oldest open transaction of a partition: consumers wait for its end.
-
-    Args:
-        opened: The transaction in the partition.
-        transactional_id: The id that has its producer id; None if no coordinator lists one.
-        coordinator: The node id of that id's coordinator, if known.
-        description: The coordinator's description of the id, if it knows it.
-        hanging: Why no coordinator will end it, or might not end it; None if its coordinator will end it.
-    """
-
-    opened: OpenTransaction
-    transactional_id: str | None = None
-    coordinator: int | None = None
-    description: TransactionDescription | None = None
-    hanging: Reason | None = None
-
-    def age_ms(self, now_ms: int) -> int | None:
-        """Milliseconds since it began according to its coordinator; if it hangs, since its last message. None if unknown."""
-        described = self.description
-        if self.hanging is None and described is not None and described.status in RUNNING and described.start_time_ms >= 0:
-            return now_ms - described.start_time_ms
-        return self.opened.producer.age_ms(now_ms)
-
-
-@dataclass(frozen=True, slots=True)
 class StuckPartition:
     """A partition in which `read_committed` consumers wait.
 
@@ -216,7 +185,7 @@ class StuckPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class StuckSearch:
+class StuckSearch(Search):
     """The result of `TransactionAdmin.stuck`.
 
     Args:
@@ -230,13 +199,11 @@ class StuckSearch:
     partitions: tuple[StuckPartition, ...]
     searched: int
     unreadable: tuple[PartitionEnd, ...] = ()
-    problems: tuple[BrokerProblem, ...] = ()
-    hidden: tuple[DualWriteError, ...] = ()
 
     @property
-    def complete(self) -> bool:
-        """Whether every partition was examined, every broker responded, and no missing ACL hides anything."""
-        return not self.unreadable and not self.hidden and all(problem.covered for problem in self.problems)
+    def unexamined(self) -> Collection[object]:
+        """The partitions that could not be examined."""
+        return self.unreadable
 
 
 def find_stuck(
@@ -291,34 +258,6 @@ def _blocked(brokers: Brokers, waiting: Mapping[Key, PartitionEnd]) -> tuple[lis
             continue
         if described.opened:
             oldest[described.key] = min(described.opened, key=lambda one: one.producer.transaction_start_offset or 0)
-    holders = _holders(brokers, list(oldest.values())) if oldest else {}
+    holders = {one.opened.name: one for one in holders_of(brokers, list(oldest.values()))}
     found = [StuckPartition(waiting[key], holders[opened.name]) for key, opened in oldest.items() if opened.name in holders]
     return found, unread
-
-
-def _holders(brokers: Brokers, opened: Sequence[OpenTransaction]) -> dict[Name, Holder]:
-    """The holders by the name of their transaction, without those that have ended in the meantime."""
-    first = coordinator_side(brokers, opened)
-    found = {one.opened.name: _hanging(one) for one in hanging(brokers, opened, first)}
-    found |= _healthy(first, opened)
-    cleared = [one for one in opened if one.name not in found]  # the second check found that they don't hang
-    if cleared:
-        side = coordinator_side(brokers, cleared)
-        verdicts = filter(None, map(side.verdict, cleared))
-        found |= {one.opened.name: _hanging(one) for one in verdicts if one.reason in _UNRELIABLE}
-        found |= _healthy(side, cleared)
-    return found
-
-
-def _hanging(found: HangingTransaction) -> Holder:
-    return Holder(found.opened, found.transactional_id, found.coordinator, found.description, found.reason)
-
-
-def _healthy(side: CoordinatorSide, opened: Sequence[OpenTransaction]) -> dict[Name, Holder]:
-    """The transactions that their coordinators will end."""
-    found: dict[Name, Holder] = {}
-    for one in opened:
-        described = side.description(one)
-        if described is not None and side.verdict(one) is None:
-            found[one.name] = Holder(one, described.transactional_id, described.coordinator, described.description)
-    return found

@@ -8,15 +8,29 @@ import copy
 import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from types import FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
-from dualwrite.aio.async_transaction import A, AsyncTransaction, plain
-from dualwrite.aio.coroutine_threads import Handoff, LoopNotifier, finished
+from dualwrite.aio.async_transaction import A, AsyncTransaction, plain, send_unsent
+from dualwrite.aio.coroutine_threads import BorrowedThread, LoopCalls, finished, settle
 from dualwrite.api import PoolArguments
 from dualwrite.api import create_pool as create_writer_pool
 from dualwrite.deadline import Deadline
@@ -44,7 +58,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_MOST_THREADS: Final = 64
+_MAX_TRANSACTION_THREADS: Final = 64
 """The maximum number of threads for `transaction()`, unless `max_size` of the pool is higher: as many as can have a writer.
 
 Each waits for a writer, or serves the coroutine that uses one.
@@ -98,9 +112,8 @@ class AsyncWriterPool(Generic[A]):
     def __init__(self, pool: WriterPool[Any], *, key: Hashable = None, timeout: float | None = None) -> None:
         self._pool = pool
         self._bound: BoundPool[Any] = pool.with_options(key=key, timeout=timeout)
-        self._loop = asyncio.get_running_loop()
-        self._notifier = LoopNotifier(self._loop)
-        self._threads = asyncio.Semaphore(max(_MOST_THREADS, pool.options.max_size))
+        self._calls = LoopCalls(asyncio.get_running_loop())
+        self._threads = asyncio.Semaphore(max(_MAX_TRANSACTION_THREADS, pool.options.max_size))
 
     @overload
     async def run(
@@ -205,7 +218,7 @@ class AsyncWriterPool(Generic[A]):
             DualWriteError: As for `DualWriter.transaction`.
         """
         self._check("transaction()")
-        handoff = Handoff("transaction()", self._notifier, self._pool)
+        handoff = Handoff("transaction()", self._calls, self._pool)
         bound = self._bound if timeout is None else self._pool.with_options(timeout=timeout)  # which checks it
         job = await self._begin(handoff, bound)
         try:
@@ -223,13 +236,13 @@ class AsyncWriterPool(Generic[A]):
         except GeneratorExit:
             raise  # the loop has ended, and can't be waited for
         except BaseException as error:
-            await self._notifier.until_done(job)
+            await self._calls.until_done(job)
             outcome = job.exception()
             if outcome is None or outcome is error or not isinstance(error, Exception):
                 raise
             raise outcome from error
         try:
-            await self._notifier.until_done(job)
+            await self._calls.until_done(job)
         except asyncio.CancelledError as cancelled:
             raise cancelled from job.exception()
         job.result()
@@ -311,6 +324,9 @@ class AsyncWriterPool(Generic[A]):
         self._check_nesting("close()")
         await finished(lambda: self._pool.close(timeout=timeout))
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {self._pool!r}>"
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -325,11 +341,11 @@ class AsyncWriterPool(Generic[A]):
         future = self._bound.submit(unit, *args, **kwargs)
         try:
             async with asyncio.timeout(self._bound.timeout):
-                await self._notifier.end_of(future)
+                await self._calls.end_of(future)
         except TimeoutError:
             if future.cancel():
                 raise self._bound.timed_out(unit) from None
-            await self._notifier.end_of(future)  # it has begun: its outcome is known only when it ends
+            await self._calls.end_of(future)  # it has begun: its outcome is known only when it ends
         except asyncio.CancelledError:
             future.cancel()
             raise
@@ -337,7 +353,7 @@ class AsyncWriterPool(Generic[A]):
 
     async def _run_here(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """For the pool, the unit is a plain function that waits until this coroutine has run it."""
-        handoff = Handoff(name_of(unit), self._notifier, self._pool)
+        handoff = Handoff(name_of(unit), self._calls, self._pool)
 
         def in_thread(transaction: Transaction[Any]) -> None:
             handoff.hand_over(transaction)
@@ -345,7 +361,7 @@ class AsyncWriterPool(Generic[A]):
         in_thread.__qualname__ = name_of(unit)
         in_thread.__wrapped__ = unit  # type: ignore[attr-defined]  # as functools.wraps does; AloneUnits looks for it
         job = self._bound.submit(in_thread)
-        job.add_done_callback(lambda _: handoff.notify())
+        handoff.ends_with(job)
         result: Any = None
         try:
             tx = await self._first_transaction(handoff, job, unit)
@@ -384,36 +400,26 @@ class AsyncWriterPool(Generic[A]):
         except TimeoutError:
             raise bound.timed_out(self.transaction) from None
         job: Future[None] = Future()
-        job.add_done_callback(lambda _: self._release_thread())
-        context = contextvars.copy_context()
-        thread = threading.Thread(
-            target=context.run, args=(self._run_transaction, handoff, limit, job), name="dualwrite transaction", daemon=True
-        )
+        job.add_done_callback(lambda _: self._calls.add(self._threads.release))
+
+        def run() -> None:
+            with self._pool.transaction(timeout=limit) as begun:
+                handoff.hand_over(begun)
+
+        in_context = contextvars.copy_context().run
+        thread = threading.Thread(target=in_context, args=(settle, job, run), name="dualwrite transaction", daemon=True)
         try:
             thread.start()
         except BaseException as error:  # the system has no more threads
             job.set_exception(error)
             raise
-        job.add_done_callback(lambda _: handoff.notify())
+        handoff.ends_with(job)
         return job
-
-    def _run_transaction(self, handoff: Handoff, limit: Deadline, job: Future[None]) -> None:
-        try:
-            with self._pool.transaction(timeout=limit) as begun:
-                handoff.hand_over(begun)
-        except BaseException as error:  # noqa: BLE001  (it is raised in the coroutine)
-            job.set_exception(error)
-        else:
-            job.set_result(None)
-
-    def _release_thread(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._threads.release)
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
     def _check(self, what: str) -> None:
-        if asyncio.get_running_loop() is not self._loop:
+        if asyncio.get_running_loop() is not self._calls.loop:
             raise UsageError(
                 "The pool belongs to another event loop.",
                 next_step="make one in each loop: dualwrite.aio.AsyncWriterPool(pool) on one WriterPool, or aio.create_pool",
@@ -427,6 +433,79 @@ class AsyncWriterPool(Generic[A]):
                 f"{what} inside a unit of the same pool.",
                 next_step="a unit acts only through its transaction: call functions with `tx`, and use savepoints",
             )
+
+
+class Handoff:
+    """The pool's threads call `hand_over` for each transaction; the coroutine awaits `receive`, and runs its code in `body`.
+
+    The coroutine's code runs in the task of its caller, so that cancellation, time limits and context variables work as in any
+    coroutine.
+
+    Args:
+        name: The unit.
+        calls: Those of the pool's event loop.
+        pool: The pool.
+    """
+
+    def __init__(self, name: str, calls: LoopCalls, pool: WriterPool[Any]) -> None:
+        self._name = name
+        self._pool = pool
+        self._calls = calls
+        self._offered: asyncio.Queue[tuple[BorrowedThread, AsyncTransaction[Any]] | None] = asyncio.Queue()
+        self._thread: BorrowedThread | None = None
+        self._is_abandoned = False
+
+    @property
+    def is_in_body(self) -> bool:
+        """Whether the coroutine has a transaction."""
+        return self._thread is not None and self._thread.is_open
+
+    def hand_over(self, transaction: Transaction[Any]) -> None:
+        """Let the coroutine use the transaction and this thread until the coroutine has ended.
+
+        Raises:
+            BaseException: What the coroutine has raised.
+            asyncio.CancelledError: The coroutine no longer waits for a transaction.
+            WriterClosedError: See `BorrowedThread.serve`.
+            DualWriteError: A message of the coroutine was not sent.
+        """
+        thread = BorrowedThread(self._name, self._calls, self._pool)
+        tx: AsyncTransaction[Any] = AsyncTransaction(transaction, thread)
+        self._calls.add(self._offer, thread, tx)
+        thread.serve()
+        send_unsent(tx)
+
+    # --- in the event loop ------------------------------------------------------------------------------------------------
+
+    def ends_with(self, job: Future[Any]) -> None:
+        """There are no more transactions when this job has ended."""
+        job.add_done_callback(lambda _: self._calls.add(self._offered.put_nowait, None))
+
+    async def receive(self, job: Future[Any]) -> AsyncTransaction[Any] | None:
+        """Wait for a transaction; None if the job that should hand it over has ended."""
+        offered = await self._offered.get()
+        if offered is None or job.done():
+            return None
+        self._thread, tx = offered
+        return tx
+
+    def body(self) -> AbstractAsyncContextManager[None]:
+        """See `BorrowedThread.body`; after `receive`."""
+        assert self._thread is not None
+        return self._thread.body()
+
+    def abandon(self) -> None:
+        """Receive no more transactions: those that a thread hands over are rolled back."""
+        self._is_abandoned = True
+        while not self._offered.empty():
+            if (offered := self._offered.get_nowait()) is not None:
+                offered[0].end(asyncio.CancelledError())
+
+    def _offer(self, thread: BorrowedThread, tx: AsyncTransaction[Any]) -> None:
+        if self._is_abandoned:
+            thread.end(asyncio.CancelledError())
+        else:
+            self._offered.put_nowait((thread, tx))
 
 
 @contextmanager
@@ -447,32 +526,51 @@ def _is_async(unit: Callable[..., Any]) -> bool:
     return not isinstance(unit, FunctionType) and inspect.iscoroutinefunction(type(unit).__call__)
 
 
-@overload
-async def create_pool(
-    database: URL | Engine, *, prefix: str, **options: Unpack[PoolArguments]
-) -> AsyncWriterPool[AsyncConnection]: ...
+class OpeningPool(Generic[A]):
+    """A pool that is not open yet: what `create_pool` returns. `await` opens it, and so does `async with`, which closes it."""
+
+    def __init__(self, make: Callable[[], WriterPool[Any]]) -> None:
+        self._make = make
+
+    def __await__(self) -> Generator[Any, None, AsyncWriterPool[A]]:
+        made = yield from finished(self._make, undo=lambda made: made.close()).__await__()
+        return cast("AsyncWriterPool[A]", AsyncWriterPool(made))
+
+    async def __aenter__(self) -> AsyncWriterPool[A]:
+        self._pool = await self
+        return self._pool
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._pool.close()
+
+    if not TYPE_CHECKING:  # type checkers know that it has no other attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"The pool is not open, so it has no {name!r}: write `pool = await aio.create_pool(…)`.")
 
 
 @overload
-async def create_pool(
-    database: RocksDBStore, *, prefix: str, **options: Unpack[PoolArguments]
-) -> AsyncWriterPool[TransactionBatch]: ...
+def create_pool(database: URL | Engine, *, prefix: str, **options: Unpack[PoolArguments]) -> OpeningPool[AsyncConnection]: ...
 
 
 @overload
-async def create_pool(
-    database: ZooKeeperStore, *, prefix: str, **options: Unpack[PoolArguments]
-) -> AsyncWriterPool[ZooKeeperBatch]: ...
+def create_pool(database: RocksDBStore, *, prefix: str, **options: Unpack[PoolArguments]) -> OpeningPool[TransactionBatch]: ...
 
 
 @overload
-async def create_pool(
+def create_pool(database: ZooKeeperStore, *, prefix: str, **options: Unpack[PoolArguments]) -> OpeningPool[ZooKeeperBatch]: ...
+
+
+@overload
+def create_pool(
     database: str | TxnStateStore | None = None, *, prefix: str, **options: Unpack[PoolArguments]
-) -> AsyncWriterPool[Any]: ...
+) -> OpeningPool[Any]: ...
 
 
-async def create_pool(database: Database | None = None, *, prefix: str, **options: Any) -> AsyncWriterPool[Any]:
+def create_pool(database: Database | None = None, *, prefix: str, **options: Any) -> OpeningPool[Any]:
     """Build a pool, as `dualwrite.create_pool` does, without blocking the event loop.
+
+    `async with aio.create_pool(…) as pool` closes it, too; `pool = await aio.create_pool(…)` leaves that to `pool.close()`.
 
     Args:
         database: See `dualwrite.create_pool`. A URL or an Engine with a synchronous driver, which the pool's threads use.
@@ -480,9 +578,8 @@ async def create_pool(database: Database | None = None, *, prefix: str, **option
         **options: See `dualwrite.create_pool`.
 
     Returns:
-        A pool for the running event loop. Close it with `async with` or `await close()`.
+        What gives a pool for the running event loop, by `async with` or `await`.
 
     Raises: as for `dualwrite.create_pool`.
     """
-    pool = await finished(lambda: create_writer_pool(database, prefix=prefix, **options), undo=lambda made: made.close())
-    return AsyncWriterPool(pool)
+    return OpeningPool(lambda: create_writer_pool(database, prefix=prefix, **options))

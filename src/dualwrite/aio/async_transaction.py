@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dualwrite.kafka.base import Headers, Message
-from dualwrite.kafka.messages import checked_message, checked_messages
+from dualwrite.kafka.messages import Columns, checked
 from dualwrite.observability import tracing
 from dualwrite.state import PreparedTxnState
 from dualwrite.transaction import Outcome, Transaction, opened
@@ -59,7 +59,7 @@ class AsyncTransaction(Generic[A]):
         """
         self._thread.check()
         if self._db is None:
-            self._db = opened(self._transaction).db_in(self._thread)
+            self._db = opened(self._transaction).store_transaction.async_handle(self._thread)
         handle: A = self._db
         return handle
 
@@ -73,7 +73,7 @@ class AsyncTransaction(Generic[A]):
         """
         self._thread.check()
         if self._session is None:
-            self._session = opened(self._transaction).session_in(self._thread)
+            self._session = opened(self._transaction).store_transaction.async_session(self._thread)
         return self._session
 
     @property
@@ -110,10 +110,7 @@ class AsyncTransaction(Generic[A]):
             WriterClosedError: The unit or the block has ended.
         """
         self._thread.check()
-        message = checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-        if tracing.tracer is not None:
-            (message,) = tracing.traced([message])
-        self._unsent.append(message)
+        self._unsent.extend(tracing.traced([checked((topic, value, key, headers, partition, timestamp))]))
 
     def send_many(
         self,
@@ -129,8 +126,8 @@ class AsyncTransaction(Generic[A]):
         If one of them is invalid, none is sent.
         """
         self._thread.check()
-        messages = list(checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
-        self._unsent.extend(tracing.traced(messages))
+        messages = Columns(topic, values, keys=keys, partition=partition, timestamp=timestamp)
+        self._unsent.extend(tracing.traced([checked(message) for message in messages]))
 
     async def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Commit a consumer's positions in the transaction; see `Transaction.send_offsets`. Not in a unit of `run`."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dualwrite.errors import DualWriteError, MissingDependencyError
-from dualwrite.kafka.native.compiled import is_compiled
+from dualwrite.kafka.native import is_compiled
 from dualwrite.texts import error_text
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "dev": "Run a local Kafka cluster, without Docker or an installed Java.",
-    "db": "Create, migrate and inspect the table kafka_transaction_state.",
+    "db": "Create, migrate and inspect dualwrite's tables.",
     "recover": "Resolve the in-doubt transactions of crashed writers.",
     "status": "Show the transactional ids, and their state at Kafka.",
     "transactions": "List, describe, examine and end the transactions of a Kafka cluster.",
@@ -102,6 +102,10 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
     ) -> None:
         """Write to a database and to Kafka atomically."""
 
+    if "--help" in arguments:
+        from dualwrite.cli.output import fold_long_words  # noqa: PLC0415  (optional, as typer is)
+
+        fold_long_words()
     called = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, text in COMMANDS.items():
         wanted = name == called or _COMPLETION_VARIABLE in os.environ

@@ -12,8 +12,10 @@ from typing import Annotated, Final
 
 import typer
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
-from dualwrite.cli.options import JsonGroup, Target, grouped, refuse, say
+from dualwrite.cli.options import JsonGroup, ProbedId, Target, grouped, refuse
+from dualwrite.cli.output import say
 from dualwrite.console import Role, TokenAccess
 from dualwrite.console import console as made_console
 
@@ -28,6 +30,7 @@ app = typer.Typer(cls=JsonGroup)
 def console(
     *,
     target: Target,
+    transactional_id: ProbedId = None,
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = _LOOPBACK,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port to listen on; 0 for a free one.")] = _PORT,
     read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, but offer no actions.")] = False,
@@ -39,6 +42,10 @@ def console(
     root_path: Annotated[
         str, typer.Option("--root-path", metavar="PATH", help="The path at which a proxy serves the page.", show_default="none")
     ] = "",
+    origins: Annotated[
+        list[str] | None,
+        typer.Option("--origin", metavar="ORIGIN", help="The origin of a proxy that changes the header Host; repeatable."),
+    ] = None,
 ) -> None:
     """Serve a page that shows what waits and for whom: stuck partitions, ids, journals, lost messages, and the doctor's report.
 
@@ -48,19 +55,28 @@ def console(
     """
     access = TokenAccess(Role.VIEWER if read_only else Role.OPERATOR)
     made = made_console(
-        settings=target.settings(), authorize=access, dead_letter_topics=dead_letter_topics or (), topics=topics or ()
+        settings=target.settings().with_changes(transactional_id=transactional_id),
+        authorize=access,
+        dead_letter_topics=dead_letter_topics or (),
+        topics=topics or (),
+        origins=origins or (),
     )
-    with closing(made) as page:
+    root = f"/{root_path.strip('/')}".rstrip("/")
+
+    async def placed(scope: Scope, receive: Receive, send: Send) -> None:
+        await made({**scope, "root_path": root}, receive, send)
+
+    with closing(made):
         try:
             listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
             refuse(f"The console can't listen on {host}:{port}: {error.strerror or error}.")
         with listening:
             shown = f"[{host}]" if ":" in host else host
-            say(f"The console: http://{shown}:{listening.getsockname()[1]}{root_path}/?token={access.token}")
+            say(f"The console: http://{shown}:{listening.getsockname()[1]}{root}/?token={access.token}")
             if not _is_loopback(host):
                 say("Other machines can reach it, without encryption: put a proxy with TLS in front of it.", err=True)
-            config = uvicorn.Config(page, log_level="warning", access_log=False, root_path=root_path, lifespan="off")
+            config = uvicorn.Config(placed, log_level="warning", access_log=False, lifespan="off")
             with suppress(KeyboardInterrupt):
                 uvicorn.Server(config).run(sockets=[listening])
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Final
 
 import typer
 
-from dualwrite.cli.options import AsJson, Given, JsonGroup, Kafka, KafkaSettings, Yes, confirm, grouped, refuse, say
-from dualwrite.cli.output import Record, print_json, show_records, versioned
+from dualwrite.cli.options import AsJson, Given, JsonGroup, Kafka, KafkaSettings, Yes, confirm, grouped, refuse
+from dualwrite.cli.output import print_json, print_records, say, show_facts
+from dualwrite.diagnosis.facts import Fact, Facts
 from dualwrite.processor.dead_letter_topic import DeadLetterTopic
 from dualwrite.processor.dead_letters import DeadLetter
 from dualwrite.texts import counted
@@ -39,33 +40,39 @@ class Dead(Given):
         return DeadLetterTopic(self.topic, self.settings().kafka)
 
 
-def _record(letter: DeadLetter) -> Record:
-    return {
-        "letter": letter.name,
-        "group": letter.group,
-        "topic": letter.topic,
-        "partition": letter.source_partition,
-        "offset": letter.source_offset,
-        "sent_at": None if letter.timestamp is None else datetime.fromtimestamp(letter.timestamp / 1000, UTC),
-        "attempts": letter.attempts,
-        "error": letter.error,
-        "message": letter.message,
-        "replayed": letter.is_replayed,
-    }
+def _sent_at(letter: DeadLetter) -> datetime | None:
+    return None if letter.timestamp is None else datetime.fromtimestamp(letter.timestamp / 1000, UTC)
+
+
+_LETTER: Final = Facts(
+    Fact("letter", "letter", "name"),
+    Fact("group", "group"),
+    Fact("topic", "topic"),
+    Fact("partition", "partition", "source_partition"),
+    Fact("offset", "offset", "source_offset"),
+    Fact("sent_at", value=_sent_at),
+    Fact("attempts", "attempts"),
+    Fact("error", "error"),
+    Fact("message"),
+    Fact("replayed", "replayed", "is_replayed"),
+    columns=("letter", "group", "topic", "partition", "offset", "error", "attempts", "replayed"),
+)
+_CONTENT: Final = Facts(
+    Fact("key", value=lambda letter: _text(letter.key)),
+    Fact("value", value=lambda letter: _text(letter.value)),
+    Fact("headers", value=lambda letter: {name: _text(content) for name, content in letter.headers}),
+)
 
 
 @app.command("list")
 @grouped
 def list_(*, dead: Dead, group: Group = None, waiting: Waiting = False, as_json: AsJson = False) -> None:
     """List the messages of a dead-letter topic, with where they came from and why."""
-    records = [_record(each) for each in dead.open().letters(group) if not (waiting and each.is_replayed)]
+    found = [each for each in dead.open().letters(group) if not (waiting and each.is_replayed)]
     if as_json:
-        print_json(versioned("dead-letters list", {"letters": records}))
-    elif records:
-        shown = ("letter", "group", "topic", "partition", "offset", "error", "attempts", "replayed")
-        show_records({name: name for name in shown}, records)
+        print_json("dead-letters list", {"letters": _LETTER.records(found)})
     else:
-        say(f"There are no dead letters in {dead.topic}.")
+        show_facts(_LETTER, found, empty=f"There are no dead letters in {dead.topic}.")
 
 
 @app.command()
@@ -77,13 +84,8 @@ def show(*, dead: Dead, letters: Letters = None, as_json: AsJson = False) -> Non
     missing = [name for name in wanted if name not in found]
     if missing:
         refuse(f"{dead.topic} has no dead letter {', '.join(missing)}.")
-    records = [{**_record(found[name]), **_content(found[name])} for name in wanted]
-    if as_json:
-        print_json(versioned("dead-letters show", {"letters": records}))
-        return
-    for each in records:
-        for name, value in each.items():
-            say(f"{name}: {value}")
+    records = [{**_LETTER.record(found[name]), **_CONTENT.record(found[name])} for name in wanted]
+    print_records("dead-letters show", "letters", records, as_json=as_json)
 
 
 @app.command()
@@ -105,14 +107,6 @@ def replay(*, dead: Dead, group: Group = None, to: To = None, yes: Yes = False) 
     where = to or ", ".join(sorted({each.topic for each in waiting}))
     confirm(f"Send {counted(len(waiting), 'message')} to {where} again, for the group {waiting[0].group}?", yes=yes)
     say(f"Replayed {counted(topic.replay(waiting[0].group, to=to), 'dead letter')}.")
-
-
-def _content(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "key": _text(letter.key),
-        "value": _text(letter.value),
-        "headers": {name: _text(content) for name, content in letter.headers},
-    }
 
 
 def _text(content: bytes | None) -> str | None:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
-from dualwrite.cli.options import AsJson, JsonGroup
-from dualwrite.cli.output import print_json, versioned
-from dualwrite.demo.run import Options, run_demo
+from dualwrite.cli.options import AsJson, JsonGroup, grouped
+from dualwrite.cli.output import print_json
+from dualwrite.demo.run import run_demo
 from dualwrite.demo.screen import Screen, show_verdict
-from dualwrite.settings import ProducerName
+from dualwrite.demo.worker import Options
 
 DISAGREES: Final = 1
 _DEFAULTS: Final = Options()
@@ -28,55 +29,52 @@ _HANGUP: Final = getattr(signal, "SIGHUP", None)  # not on Windows
 app = typer.Typer(cls=JsonGroup)
 
 
-@app.callback(invoke_without_command=True)
-def demo(
-    *,
-    departures: Annotated[int, typer.Option(help="Number of departures, at most 328521.")] = _DEFAULTS.departures,
-    kills: Annotated[int, typer.Option(help="Number of times that a worker is killed.")] = _DEFAULTS.kills,
-    seed: Annotated[int, typer.Option(help="Seed for the random times of the kills.")] = _DEFAULTS.seed,
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """The options of `dualwrite.demo.worker.Options`."""
+
+    departures: Annotated[int, typer.Option(help="Number of departures, at most 328521.")] = _DEFAULTS.departures
+    kills: Annotated[int, typer.Option(help="Number of times that a worker is killed.")] = _DEFAULTS.kills
+    seed: Annotated[int, typer.Option(help="Seed for the random times of the kills.")] = _DEFAULTS.seed
     workers: Annotated[
         int | None, typer.Option(help="Number of processes that share the flights.", show_default="1 on SQLite, else 2")
-    ] = None,
-    producer: Annotated[str, typer.Option(help="auto, native or librdkafka.")] = _DEFAULTS.producer,
-    naive: Annotated[bool, typer.Option("--naive", help="Write without dualwrite, to see what goes wrong.")] = False,
-    pool: Annotated[bool, typer.Option("--pool", help="Write through a pool, in which flights share commits.")] = False,
-    url: Annotated[str | None, typer.Option(help="The database, as a SQLAlchemy URL.", show_default="a SQLite file")] = None,
+    ] = None
+    producer: Annotated[str, typer.Option(help="auto, native or librdkafka.")] = _DEFAULTS.producer
+    naive: Annotated[bool, typer.Option("--naive", help="Write without dualwrite, to see what goes wrong.")] = False
+    pool: Annotated[bool, typer.Option("--pool", help="Write through a pool, in which flights share commits.")] = False
+    url: Annotated[str | None, typer.Option(help="The database, as a SQLAlchemy URL.", show_default="a SQLite file")] = None
     kafka: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Kafka's bootstrap servers.", show_default="a local broker")
-    ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Directory for files.", show_default="the state directory")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep broker, topic and database at the end.")] = False,
-    as_json: AsJson = False,
-) -> None:
+    ] = None
+    data_dir: Annotated[Path | None, typer.Option(help="Directory for files.", show_default="the state directory")] = None
+    keep: Annotated[bool, typer.Option("--keep", help="Keep broker, topic and database at the end.")] = False
+
+    def options(self) -> Options:
+        """How to run the demo; `kafka` as a setting."""
+        kafka = None if self.kafka is None else {"bootstrap.servers": self.kafka}
+        return Options(**(vars(self) | {"kafka": kafka}))
+
+
+@app.callback(invoke_without_command=True)
+@grouped
+def demo(*, given: DemoOptions, as_json: AsJson = False) -> None:
     """Write real flights atomically to a database and to Kafka, kill the workers while they write, and compare both sides.
 
     Each flight from New York in 2013 updates the row and the counts of its aircraft and publishes its departure in one dual
     write; with --pool, many flights share one. Workers are killed by SIGKILL at random times and restarted. At the end, the
     database is compared record by record with the topic, as a read_committed consumer sees it.
     """
-    options = Options(
-        departures=departures,
-        kills=kills,
-        seed=seed,
-        workers=workers,
-        producer=cast("ProducerName", producer),  # checked by Options
-        naive=naive,
-        pool=pool,
-        url=url,
-        kafka=None if kafka is None else {"bootstrap.servers": kafka},
-        data_dir=data_dir,
-        keep=keep,
-    )
+    options = given.options()
     with _signals_interrupt():
         verdict = run_demo(options, Screen(Console(stderr=True), quiet=as_json))
     if as_json:
-        print_json(versioned("demo", verdict.to_json()))
+        print_json("demo", verdict.to_json())
     else:
         show_verdict(Console(), verdict)
-        if keep or not (verdict.all_agree or naive):
+        if options.keep or not (verdict.all_agree or options.naive):
             for name, place in verdict.places.items():
                 typer.echo(f"{name}: {place}")
-    if not (naive or verdict.all_agree):
+    if not (options.naive or verdict.all_agree):
         raise typer.Exit(DISAGREES)
 
 

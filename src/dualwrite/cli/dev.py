@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dualwrite.cli.options import AsJson, JsonGroup, pairs
-from dualwrite.cli.output import print_json, versioned
+from dualwrite.cli.output import print_json
 from dualwrite.devcluster import (
     DEFAULT_KAFKA_VERSION,
     ClusterStatus,
@@ -62,7 +62,7 @@ def status(
     """Show a cluster: bootstrap servers, nodes, processes, logs."""
     found = [DevCluster(each).status() for each in (cluster_names() if everything else [name])]
     if as_json:
-        print_json(versioned("dev status", {"clusters": [each.to_json() for each in found]}))
+        print_json("dev status", {"clusters": [each.to_json() for each in found]})
     else:
         _show(found)
 

@@ -16,14 +16,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dualwrite.cli.options import AsJson, JsonGroup, Target, grouped, refuse
-from dualwrite.cli.output import print_json, table_of, versioned
+from dualwrite.cli.options import AsJson, JsonGroup, ProbedId, Target, grouped, refuse
+from dualwrite.cli.output import print_json, table_of
 from dualwrite.diagnosis import DatabaseFacts, Diagnosis, Severity, examine
-from dualwrite.diagnosis.examination import DEFAULT_TIMEOUT
-from dualwrite.diagnosis.retention_findings import records_last
+from dualwrite.diagnosis.examination import TIMEOUT_SECONDS
+from dualwrite.diagnosis.kafka_findings import records_last
 from dualwrite.kafka import BrokerCapabilities
-from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, TopicFacts
-from dualwrite.kafka.retention import Retention
+from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, Retention, TopicFacts
 
 BROKEN: Final = 1
 _STYLES: Final = {Severity.BROKEN: "bold red", Severity.WEAK: "yellow", Severity.UNKNOWN: "yellow", Severity.NOTE: ""}
@@ -52,15 +51,8 @@ def doctor(
     *,
     target: Target,
     topics: Annotated[list[str] | None, typer.Option("--topic", help="A topic to check too; repeatable.")] = None,
-    transactional_id: Annotated[
-        str | None,
-        typer.Option(
-            "--id",
-            help="Probe Kafka with <id>#probe, so that ACLs on the prefix <id> apply.",
-            show_default="DUALWRITE_TRANSACTIONAL_ID",
-        ),
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for Kafka.", min=0.1)] = DEFAULT_TIMEOUT,
+    transactional_id: ProbedId = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for Kafka.", min=0.1)] = TIMEOUT_SECONDS,
     as_json: AsJson = False,
 ) -> None:
     """Report what this cluster supports, which guarantee you get from it, what weakens it, and which setting improves it.
@@ -72,7 +64,7 @@ def doctor(
         refuse("Neither Kafka nor a database is given: use --kafka, --url, or their environment variables.")
     diagnosis = examine(settings, topics=topics or (), timeout=timeout)
     if as_json:
-        print_json(versioned("doctor", _to_json(diagnosis)))
+        print_json("doctor", _to_json(diagnosis))
     else:
         _show(diagnosis)
     if diagnosis.broken:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dualwrite.cli.options import Database, Yes, confirm, grouped, say, store_for
+from dualwrite.cli.options import Database, Yes, confirm, grouped, store_for
+from dualwrite.cli.output import say
 from dualwrite.recovery import recoverer
 
 app = typer.Typer()

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
 
-from dualwrite.cli.journal_output import JOURNALS, journal_record
-from dualwrite.cli.options import AsJson, Database, JsonGroup, Target, grouped, refuse, say, store_for
-from dualwrite.cli.output import print_json, show_records, versioned
-from dualwrite.cli.relay_dead import All, Numbers, chosen_letters
-from dualwrite.outbox.dead_letters import DeadLetters
-from dualwrite.outbox.drain import sql_store
-from dualwrite.outbox.journal_drain import drainer_id
-from dualwrite.outbox.journal_state import read_journals
-from dualwrite.relay.journal_by_hand import drain_journal, replay_letters
+from dualwrite.cli.options import AsJson, Database, Given, JsonGroup, Target, grouped, refuse, store_for
+from dualwrite.cli.output import print_json, say, show_facts
+from dualwrite.cli.relay import All, Numbers, chosen_letters
+from dualwrite.diagnosis.facts import Record
+from dualwrite.diagnosis.journals import JOURNAL, next_words
+from dualwrite.relay.dead_letters import DeadLetters
+from dualwrite.relay.drain import sql_store
+from dualwrite.relay.journal_keeper import drain_journal, replay_letters
+from dualwrite.relay.journal_state import JournalState, read_journals
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.journal import JournalStore, NumberedEntry
 from dualwrite.texts import counted
+from dualwrite.transactional_id import drainer_id
 
-_PAGE: Final = 1000
+_PAGE_ENTRIES: Final = 1000
 
 OfPrefix = Annotated[str, typer.Option("--prefix", help="The prefix of the pools.")]
 Only = Annotated[str | None, typer.Option("--prefix", help="Only this prefix.", show_default="all")]
@@ -39,13 +41,14 @@ def list_(*, database: Database, prefix: Only = None, as_json: AsJson = False) -
     """Show the journals: whether the gate is open, since when, who has opened it, and how much is still to be published."""
     with store_for(database.settings()) as store:
         _journal_of(store)
-        found = [journal_record(each) for each in read_journals(store, prefix)]
+        states = read_journals(store, prefix)
     if as_json:
-        print_json(versioned("journal list", {"journals": found}))
-    elif found:
-        show_records(JOURNALS, found)
-    else:
-        say("No pool has a journal in this database.")
+        print_json("journal list", {"journals": JOURNAL.records(states)})
+        return
+    show_facts(JOURNAL, states, empty="No pool has a journal in this database.")
+    for each in states:
+        if each.gate.failure is not None:
+            say(f"{each.prefix} can't be published: {each.gate.failure}")
 
 
 @app.command()
@@ -66,9 +69,9 @@ def export(*, database: Database, prefix: OfPrefix) -> None:
     with store_for(database.settings()) as store:
         journal = _journal_of(store)
         after = 0
-        while page := journal.entries(prefix, after=after, most=_PAGE):
+        while page := journal.entries(prefix, after=after, most=_PAGE_ENTRIES):
             for entry in page:
-                typer.echo(json.dumps(entry_record(entry)))
+                typer.echo(json.dumps(_entry_record(entry)))
             after = page[-1].number
 
 
@@ -92,7 +95,7 @@ def _journal_of(store: TxnStateStore) -> JournalStore:
     return store.journal
 
 
-def entry_record(entry: NumberedEntry) -> dict[str, Any]:
+def _entry_record(entry: NumberedEntry) -> dict[str, Any]:
     """A message as JSON values; bytes that are not UTF-8 are in base64."""
     message = entry.entry
     return {
@@ -113,3 +116,28 @@ def _content(name: str, content: bytes | None) -> dict[str, str | None]:
         return {name: content.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(content).decode()}
+
+
+# --- journals in `dualwrite status` and `stuck` ----------------------------------------------------------------------------
+
+
+def next_command(state: JournalState, given: Given, *, kafka_answers: bool | None) -> str | None:
+    """The command that helps the journal on; None if nothing is to be done."""
+    words = next_words(state, kafka_answers=kafka_answers)
+    return given.command(*words) if words else None
+
+
+def waiting_record(state: JournalState, given: Given, *, kafka_answers: bool | None) -> Record:
+    """The journal with what it waits for, and the command to run next; each is None if there is nothing."""
+    waits = state.waits_for(kafka_answers=kafka_answers)
+    command = next_command(state, given, kafka_answers=kafka_answers)
+    return {**JOURNAL.record(state), "waits_for": None if waits is None else waits.name.lower(), "next_command": command}
+
+
+def say_what_waits(journals: Iterable[JournalState], given: Given, *, kafka_answers: bool | None) -> None:
+    """Print what each open journal waits for, and for whom; and of a closed one, that entries are left in it."""
+    for state in journals:
+        if (text := state.in_words(kafka_answers=kafka_answers)) is not None:
+            say(text)
+        if (command := next_command(state, given, kafka_answers=kafka_answers)) is not None:
+            say(f"Next: {command}")

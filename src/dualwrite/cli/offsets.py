@@ -6,13 +6,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count, groupby
+from operator import itemgetter
 from typing import Annotated, Final
 
 import typer
 
 from dualwrite.admin import PartitionEnd, TransactionAdmin
-from dualwrite.cli.options import AsJson, JsonGroup, Target, Yes, confirm, grouped, not_empty, refuse, store_for
-from dualwrite.cli.output import Columns, Record, print_json, show_records, show_table, versioned
+from dualwrite.cli.options import (
+    TIMEOUT_SECONDS,
+    AsJson,
+    JsonGroup,
+    Target,
+    Yes,
+    confirm,
+    grouped,
+    not_empty,
+    refuse,
+    store_for,
+)
+from dualwrite.cli.output import print_json, show_facts, show_table
+from dualwrite.diagnosis.facts import Fact, Facts
 from dualwrite.errors import BrokerError, PositionMovedError
 from dualwrite.kafka.inspect import topic_ids
 from dualwrite.kafka.librdkafka.group_offsets import IdleGroup
@@ -21,11 +34,8 @@ from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from dualwrite.texts import counted, in_natural_order
 
-TIMEOUT: Final = 30.0
-"""Seconds to wait for Kafka."""
-
 _EDGES: Final = ("earliest", "latest")
-_ATTEMPTS: Final = 20
+_MAX_ATTEMPTS: Final = 20
 
 app = typer.Typer(no_args_is_help=True, cls=JsonGroup)
 
@@ -33,13 +43,18 @@ Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownPosition:
     """A group's position, and if Kafka was queried, where its partition ends, and whether its topic was created again since."""
 
     group: str
     position: Position
     end: PartitionEnd | None = None
     replaced: bool = False
+
+    @property
+    def labels(self) -> tuple[str, str, str]:
+        """The group, topic and partition, as labels of a metric."""
+        return self.group, self.position.topic, str(self.position.partition)
 
     @property
     def behind(self) -> int | None:
@@ -55,51 +70,38 @@ class Shown:
             return None
         return self.end.records_behind
 
-    def record(self) -> Record:
-        """Its fields."""
-        position, end = self.position, self.end
-        return {
-            "group": self.group,
-            "topic": position.topic,
-            "partition": position.partition,
-            "offset": position.offset,
-            "topic_id": position.topic_id or None,
-            "updated_at": position.updated_at,
-            "last_stable_offset": None if end is None else end.last_stable_offset,
-            "high_watermark": None if end is None else end.high_watermark,
-            "behind": self.behind,
-            "held_back": self.held_back,
-            "replaced": self.replaced,
-        }
+
+_POSITIONS: Final = Facts(
+    Fact("group", "group"),
+    Fact("topic", "topic", "position.topic"),
+    Fact("partition", "partition", "position.partition"),
+    Fact("offset", "position", "position.offset"),
+    Fact("topic_id", value=lambda one: one.position.topic_id or None),
+    Fact("updated_at", "updated", "position.updated_at"),
+    Fact("last_stable_offset", value="end.last_stable_offset"),
+    Fact("high_watermark", value="end.high_watermark"),
+    Fact("behind", "behind"),
+    Fact("held_back", "held back"),
+    Fact("replaced", "", words=lambda replaced: "the topic was recreated: see on_new_topic" if replaced else None),
+    columns=("group", "topic", "partition", "offset", "behind", "held_back", "updated_at", "replaced"),
+)
 
 
-_POSITIONS: Final[Columns] = {
-    "group": "group",
-    "topic": "topic",
-    "partition": "partition",
-    "position": "offset",
-    "behind": "behind",
-    "held back": "held_back",
-    "updated": "updated_at",
-    "": lambda one: "the topic was recreated: see on_new_topic" if one["replaced"] else None,
-}
-
-
-def read_shown(positions: Positions, groups: Iterable[str]) -> list[Shown]:
+def read_shown(positions: Positions, groups: Iterable[str]) -> list[ShownPosition]:
     """The stored positions of groups, sorted within each."""
-    return [Shown(group, one) for group in groups for one in sorted(positions.read(group).values())]
+    return [ShownPosition(group, one) for group in groups for one in sorted(positions.read(group).values())]
 
 
-def with_kafka(found: list[Shown], settings: Settings) -> list[Shown]:
+def with_kafka(found: list[ShownPosition], settings: Settings) -> list[ShownPosition]:
     """The same, with the state of their partitions at Kafka.
 
     Raises:
         BrokerError: Kafka does not respond.
     """
     topics = sorted({one.position.topic for one in found})
-    with TransactionAdmin(settings=settings, timeout=TIMEOUT) as admin:
+    with TransactionAdmin(settings=settings, timeout=TIMEOUT_SECONDS) as admin:
         ends: Mapping[Partition, PartitionEnd] = {(end.topic, end.partition): end for end in admin.ends(topics)}
-    ids = topic_ids(settings.kafka, topics, timeout=TIMEOUT)
+    ids = topic_ids(settings.kafka, topics, timeout=TIMEOUT_SECONDS)
     return [replace(one, end=ends.get(one.position.key), replaced=_is_replaced(one.position, ids)) for one in found]
 
 
@@ -116,16 +118,16 @@ def commit_to_kafka(settings: Settings, group: str, stored: Mapping[Partition, P
     Raises:
         BrokerError: Kafka does not respond.
     """
-    with IdleGroup(settings.kafka, group, TIMEOUT) as idle:
+    with IdleGroup(settings.kafka, group, TIMEOUT_SECONDS) as idle:
         members = idle.members()
         if members:
             refuse(
                 f"The group {group!r} is consuming, with {members} member(s) at Kafka. Stop its processors first; a processor "
                 "that died remains a member until its session times out."
             )
-        ids = topic_ids(settings.kafka, {topic for topic, _ in stored}, timeout=TIMEOUT)
+        ids = topic_ids(settings.kafka, {topic for topic, _ in stored}, timeout=TIMEOUT_SECONDS)
         places = {key: one.offset for key, one in stored.items() if key[0] in ids and not _is_replaced(one, ids)}
-        committed = idle.committed(places)
+        committed = idle.committed(places, TIMEOUT_SECONDS)
         ahead = sorted(key for key, offset in committed.items() if offset > places[key])
         if ahead:
             topic, number = key = ahead[0]
@@ -140,35 +142,26 @@ def commit_to_kafka(settings: Settings, group: str, stored: Mapping[Partition, P
 # --- groups in `dualwrite status` -----------------------------------------------------------------------------------------
 
 
-def shown_of(store: TxnStateStore, prefix: str = "") -> list[Shown]:
+def shown_of(store: TxnStateStore, prefix: str = "") -> list[ShownPosition]:
     """The positions of the groups whose id starts with `prefix`; empty if the store has no positions."""
     return [] if store.positions is None else read_shown(store.positions, store.positions.groups(prefix))
 
 
-def group_records(found: Iterable[Shown]) -> list[Record]:
-    """The fields of each group, sorted."""
+def groups_of(found: Iterable[ShownPosition]) -> list[tuple[str, list[ShownPosition]]]:
+    """The positions by group, sorted."""
     groups = [(name, list(ones)) for name, ones in groupby(found, lambda one: one.group)]
-    return [
-        {
-            "group": name,
-            "topics": sorted({one.position.topic for one in ones}),
-            "partitions": len(ones),
-            "behind": _sum(one.behind for one in ones),
-            "held_back": _sum(one.held_back for one in ones),
-            "updated_at": _updated(ones),
-        }
-        for name, ones in sorted(groups, key=lambda group: in_natural_order(group[0]))
-    ]
+    return sorted(groups, key=lambda group: in_natural_order(group[0]))
 
 
-GROUPS: Final[Columns] = {
-    "consumer group": "group",
-    "topics": lambda one: ", ".join(one["topics"]),
-    "partitions": "partitions",
-    "behind": "behind",
-    "held back": "held_back",
-    "updated": "updated_at",
-}
+GROUPS: Final = Facts(
+    Fact("group", "consumer group", itemgetter(0)),
+    Fact("topics", "topics", lambda group: sorted({one.position.topic for one in group[1]}), ", ".join),
+    Fact("partitions", "partitions", lambda group: len(group[1])),
+    Fact("behind", "behind", lambda group: _sum(one.behind for one in group[1])),
+    Fact("held_back", "held back", lambda group: _sum(one.held_back for one in group[1])),
+    Fact("updated_at", "updated", lambda group: _updated(group[1])),
+)
+"""The facts about a group, by its name and positions."""
 
 
 def _sum(found: Iterable[int | None]) -> int | None:
@@ -177,7 +170,7 @@ def _sum(found: Iterable[int | None]) -> int | None:
     return None if None in numbers else sum(filter(None, numbers))
 
 
-def _updated(found: Iterable[Shown]) -> datetime | None:
+def _updated(found: Iterable[ShownPosition]) -> datetime | None:
     """When a position was last updated, in whole seconds."""
     latest = max((at for one in found if (at := one.position.updated_at) is not None), default=None)
     return None if latest is None else latest.replace(microsecond=0)
@@ -209,13 +202,10 @@ def list_command(
             found = with_kafka(found, settings)
         except BrokerError as error:
             failure = error
-    records = [one.record() for one in found]
     if as_json:
-        print_json(versioned("offsets list", {"positions": records, "error": failure}))
-    elif found:
-        show_records(_POSITIONS, records)
+        print_json("offsets list", {"positions": _POSITIONS.records(found), "error": failure})
     else:
-        typer.echo("No consumer group has positions here.")
+        show_facts(_POSITIONS, found, empty="No consumer group has positions here.")
     if failure is not None:
         raise failure
 
@@ -252,7 +242,7 @@ def reset_command(
         confirm(f"Move {counted(len(moves), 'position')} of the group {group!r}?", yes=yes)
         moves = _reset(positions, group, [one.after for one in moves])
     if as_json:
-        print_json(versioned("offsets reset", {"positions": [Shown(group, one.after).record() for one in moves]}))
+        print_json("offsets reset", {"positions": _POSITIONS.records(ShownPosition(group, one.after) for one in moves)})
     else:
         typer.echo("Moved.")
 
@@ -311,7 +301,7 @@ def _reset(positions: Positions, group: str, targets: Iterable[Position]) -> lis
         try:
             positions.reset(group, moves)
         except PositionMovedError as error:
-            if next(attempts) < _ATTEMPTS:
+            if next(attempts) < _MAX_ATTEMPTS:
                 continue
             error.next_step = "stop the group's processors and try again, or reset one partition at a time"
             raise
@@ -322,10 +312,10 @@ def _targets(settings: Settings, topic: str, partitions: Iterable[int], to: str)
     if to not in _EDGES and not (to.isascii() and to.isdecimal()):
         raise typer.BadParameter(f"{to!r} is not earliest, latest or an offset.", param_hint="--to")
     chosen = frozenset(partitions)
-    with TransactionAdmin(settings=settings, timeout=TIMEOUT) as admin:
+    with TransactionAdmin(settings=settings, timeout=TIMEOUT_SECONDS) as admin:
         first = admin.first_offsets(topic, chosen)
         last = {(end.topic, end.partition): end for end in admin.ends([topic], chosen)}
-    identity = topic_ids(settings.kafka, [topic], timeout=TIMEOUT).get(topic, "")
+    identity = topic_ids(settings.kafka, [topic], timeout=TIMEOUT_SECONDS).get(topic, "")
     found = []
     for key, least in sorted(first.items()):
         end = last[key]

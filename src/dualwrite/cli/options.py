@@ -1,12 +1,16 @@
-"""What several commands share: the options for database and Kafka in groups, confirmation, and errors as documents."""
+"""What several commands share: the options for database and Kafka in groups, confirmation, and errors as documents.
+
+Commands that examine a cluster's transactions also accept Apache's command line: `kafka-transactions.sh` has
+`--bootstrap-server` before the command's name; here options may be on either side of it.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, Final, NoReturn, get_type_hints
@@ -14,17 +18,18 @@ from typing import Annotated, Any, Final, NoReturn, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from dualwrite.admin import TransactionAdmin
 from dualwrite.admin.decisions import Decisions
-from dualwrite.api import open_recoverer
-from dualwrite.cli.output import json_errors, print_error_document, usage_error
-from dualwrite.errors import shell_word
+from dualwrite.cli.output import FOUND, json_errors, print_error_document, say, show_error, usage_error
+from dualwrite.errors import ConfigurationError, DualWriteError, RepairRefusedError, TransactionChangedError, shell_word
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.opening import open_recoverer
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import URL_EXAMPLES, store_from_url
-from dualwrite.texts import printable
+from dualwrite.texts import error_text, printable
 
 JSON: Final = "--json"
 
@@ -62,8 +67,14 @@ Longer = Annotated[
     float, typer.Option("--longer-than", metavar="SECONDS", min=0, help="Only transactions that have been open for longer.")
 ]
 
-LONGER: Final = 10.0
-"""The default of `--longer-than`: younger transactions are probably somebody's work."""
+ProbedId = Annotated[
+    str | None,
+    typer.Option(
+        "--id",
+        help="Probe Kafka with <id>#probe, so that ACLs on the prefix <id> apply.",
+        show_default="DUALWRITE_TRANSACTIONAL_ID",
+    ),
+]
 
 USAGE_ERROR: Final = 2
 
@@ -167,11 +178,16 @@ def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
     return found
 
 
-def store_for(settings: Settings) -> TxnStateStore:
-    """The store of the database; the caller closes it."""
+def database_url(settings: Settings) -> str:
+    """The database's address; a usage error if none is given."""
     if settings.database_url is None:
         refuse("No database is given: use --url, or the environment variable DUALWRITE_DATABASE_URL.")
-    return store_from_url(settings.database_url, schema=settings.schema)
+    return settings.database_url
+
+
+def store_for(settings: Settings) -> TxnStateStore:
+    """The store of the database; the caller closes it."""
+    return store_from_url(database_url(settings), schema=settings.schema)
 
 
 def coordinator_for(settings: Settings) -> closing[WireTransactionCoordinator]:
@@ -190,11 +206,6 @@ def chosen_ids(store: TxnStateStore, ids: list[str] | None, prefix: str) -> list
     if ids and prefix:
         raise typer.BadParameter("give either ids or a prefix, not both.", param_hint="--prefix")
     return ids_with_lanes(store, ids or None, prefix=prefix)
-
-
-def say(text: str, *, err: bool = False) -> None:
-    """Print a line, also if names in it have characters that are not printable."""
-    typer.echo(printable(text), err=err)
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -232,3 +243,90 @@ class JsonGroup(TyperGroup):
         """Run the command."""
         with json_errors(enabled=self._as_json):
             return super().invoke(ctx)
+
+
+# --- the commands that examine a cluster's transactions -----------------------------------------------------------------------
+
+TIMEOUT_SECONDS: Final = 30.0
+"""Seconds to wait for Kafka."""
+
+BootstrapServers = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka",
+        "--bootstrap-server",
+        metavar="HOST:PORT",
+        help="Bootstrap servers.",
+        show_default="DUALWRITE_KAFKA_BOOTSTRAP_SERVERS",
+    ),
+]
+Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
+Partition = Annotated[int, typer.Option("--partition", min=0, help="The partition.")]
+Partitions = Annotated[list[int] | None, typer.Option("--partition", min=0, help="A partition of the topic; repeatable.")]
+Broker = Annotated[
+    int | None, typer.Option("--broker", "--broker-id", help="Query this broker about its replicas, instead of the leaders.")
+]
+WithoutDatabase = Annotated[
+    bool,
+    typer.Option(
+        "--without-database",
+        help="Abort it although no database knows it; if a database has committed it, consumers miss its messages.",
+    ),
+]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for Kafka.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster(Given):
+    """The options of a command that queries only Kafka."""
+
+    kafka: BootstrapServers = None
+    kafka_config: KafkaSettings = None
+    timeout: Timeout = TIMEOUT_SECONDS
+
+    @contextmanager
+    def admin(self) -> Iterator[TransactionAdmin]:
+        """The admin client. An error ends the command: with exit code 1 if a repair was refused, otherwise with 2."""
+        try:
+            with TransactionAdmin(settings=self.settings(), timeout=self.timeout) as admin:
+                yield admin
+        except DualWriteError as error:
+            show_error(error)
+            refused = isinstance(error, RepairRefusedError | TransactionChangedError)
+            raise typer.Exit(FOUND if refused else USAGE_ERROR) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterAndDatabase(Cluster, Database):
+    """The options of a command that also looks into a database, if one is given."""
+
+
+class ToolGroup(JsonGroup):
+    """An invalid setting gives exit code 2, and Apache's order of the arguments is accepted."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the group's arguments, or all of a command without subcommands."""
+        options = [option for each in self.commands.values() for option in each.params]
+        flags = {name for option in options if getattr(option, "is_flag", False) for name in option.opts}
+        arguments = in_our_order(args, self.commands, flags) if self.commands else args
+        return super().make_context(info_name, arguments, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except DualWriteError as error:
+            typer.echo(error_text(error), err=True)
+            raise typer.Exit(USAGE_ERROR if isinstance(error, ConfigurationError) else FOUND) from error
+
+
+def in_our_order(args: list[str], commands: Collection[str], flags: Collection[str] = (JSON,)) -> list[str]:
+    """The arguments after the group's name, with the command's name first; `flags` are the options without a value."""
+    at = 0
+    while at < len(args) and args[at].startswith("-"):
+        if args[at] in ("--help", "--"):
+            return args
+        at += 1 if "=" in args[at] or args[at] in flags else 2
+    if at >= len(args) or args[at] not in commands:
+        return args
+    return [args[at], *args[:at], *args[at + 1 :]]

@@ -1,7 +1,6 @@
-"""What commands print: a record's fields as JSON, and the same fields as a table, which can be read at any width.
+"""What commands print: facts as JSON, and the same facts as a table, which can be read at any width.
 
-A record is the mapping that `--json` prints; its values may be times, states, errors and enums. The columns of a table name
-fields of it. No word of a table is broken, and a table that does not fit the terminal becomes a list of its rows.
+No word of a table is broken, and a table that does not fit the terminal becomes a list of its rows.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import datetime
 from enum import Enum
-from functools import reduce
 from typing import Any, Final
 
 import typer
@@ -23,17 +21,19 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dualwrite.admin import BrokerProblem, PartitionEnd, PartitionProducers
+from dualwrite.admin.facts import Search
+from dualwrite.diagnosis.facts import Fact, Facts, Record
 from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.state import Delivery, PreparedTxnState
 from dualwrite.texts import error_text, printable, state_words, time_text
 
+FOUND: Final = 1
+"""The exit code of a search that has found something, or from which something is missing."""
+
 _FILE_WIDTH: Final = 100_000
 _GAP: Final = 2
 _FOLDS: Final = re.compile(r"(?<=[,#])")  # where a word may be folded that is longer than a line: lists, ids at Kafka
-
-Record = Mapping[str, Any]
-Columns = Mapping[str, str | Callable[[Any], Any]]
-"""By heading: a field of the record, with dots for one of a nested record; or a function of the record."""
 
 VERSION: Final = 1
 """Version of the schema of all commands."""
@@ -46,31 +46,24 @@ _is_due: ContextVar[bool] = ContextVar("is_due", default=False)
 """Whether a document must still be printed if the command fails."""
 
 
-def show_records(columns: Columns, records: Iterable[Record]) -> None:
-    """Print a table of records."""
-    show_table(columns, cells(columns, records))
+def show_facts(facts: Facts, subjects: Iterable[Any], columns: Sequence[str] = (), *, empty: str | None = None) -> None:
+    """Print a table of the facts about each subject; only some of its columns if these are named.
 
-
-def cells(columns: Columns, records: Iterable[Record]) -> list[list[Any]]:
-    """What a table shows of each record."""
-    return [[each(one) if callable(each) else _field(one, each) for each in columns.values()] for one in records]
-
-
-def _field(record: Record, path: str) -> Any:
-    return reduce(lambda found, name: None if found is None else found[name], path.split("."), record)
+    If there is no subject, print the text `empty`, if one is given.
+    """
+    ones = list(subjects)
+    if ones or empty is None:
+        show_table(*facts.table(ones, columns))
+    else:
+        say(empty)
 
 
 def show_table(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Print a table; None is an empty cell. To a file or a pipe each row is one line, on a terminal it fits the width."""
-    show(table_of(headings, rows, terminal_width()))
-
-
-def show(table: RenderableType) -> None:
-    """Print what `table_of` returns."""
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
-    console.print(table, soft_wrap=True)
+    console.print(table_of(headings, rows, terminal_width()), soft_wrap=True)
 
 
 def terminal_width() -> int | None:
@@ -141,15 +134,28 @@ def folded(text: str, width: int) -> list[str]:
     return lines
 
 
-def versioned(command: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a command, by its name as it is typed after `dualwrite`."""
-    return {"version": VERSION, "command": command, **fields}
+def say(text: str, *, err: bool = False) -> None:
+    """Print a line, also if names in it have characters that are not printable."""
+    typer.echo(printable(text), err=err)
 
 
-def print_json(document: Mapping[str, Any]) -> None:
-    """Print the command's document."""
+def print_records(command: str, name: str, records: Sequence[Record], *, as_json: bool) -> None:
+    """Print a few records with all that they have: as a document, or each value on a line."""
+    if as_json:
+        print_json(command, {name: records})
+        return
+    for key, value in (item for record in records for item in record.items()):
+        say(f"{key}: {value}")
+
+
+def print_json(command: str, fields: Mapping[str, Any]) -> None:
+    """Print the document of a command, which is named as it is typed after `dualwrite`."""
+    _print({"command": command, **fields})
+
+
+def _print(document: Mapping[str, Any]) -> None:
     _is_due.set(False)
-    typer.echo(json.dumps(document, indent=2, default=_plain))
+    typer.echo(json.dumps({"version": VERSION, **document}, indent=2, default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -168,8 +174,70 @@ def error_json(error: DualWriteError) -> dict[str, Any]:
     return {
         "kind": type(error).__name__,
         "code": getattr(error, "name", None) if isinstance(error, BrokerError) else None,
-        "message": str(error),
+        "message": f"{error}",
     }
+
+
+def print_document(
+    command: str,
+    found: Record,
+    *,
+    complete: bool,
+    problems: Iterable[BrokerProblem] = (),
+    hidden: Iterable[DualWriteError] = (),
+) -> None:
+    """Print the document of a command: whether nothing is missing, the command's own fields, and what is missing."""
+    missing = {"problems": [asdict(one) for one in problems], "hidden": list(hidden)}
+    print_json(command, {"complete": complete, **found, **missing})
+
+
+def conclude(
+    command: str,
+    found: Record,
+    show: Callable[[], object],
+    search: Search,
+    *,
+    complete: bool | None = None,
+    as_json: bool,
+    failed: bool = False,
+) -> None:
+    """Print what a search has found, as a document or with `show`, and what is missing.
+
+    Exits with code 1 if it has `failed`, or a broker did not respond. `complete` is whether nothing is missing, if the search
+    alone does not know it.
+    """
+    if as_json:
+        is_complete = search.complete if complete is None else complete
+        print_document(command, found, complete=is_complete, problems=search.problems, hidden=search.hidden)
+    else:
+        show()
+        show_missing(search)
+    if failed or search.problems:
+        raise typer.Exit(FOUND)
+
+
+def show_missing(search: Search) -> None:
+    """Print the brokers that did not respond, and the missing ACLs."""
+    for problem in search.problems:
+        say(f"{'Note' if problem.covered else 'The output is incomplete'}: {problem}", err=True)
+    for error in search.hidden:
+        typer.echo(error_text(error).replace("Error:", "Something may be missing:", 1), err=True)
+
+
+UNREADABLE: Final = Facts(
+    Fact("topic"),
+    Fact("partition", value=lambda found: None if found.partition < 0 else found.partition),
+    Fact("broker"),
+    Fact("error", value="problem"),
+)
+"""The facts about a partition or topic that could not be described."""
+
+
+def show_unreadable(found: Iterable[PartitionProducers | PartitionEnd]) -> None:
+    """The errors of partitions that could not be described."""
+    for one in found:
+        if one.problem is not None:
+            typer.echo(error_text(one.problem), err=True)
 
 
 def show_error(error: DualWriteError) -> None:
@@ -181,12 +249,24 @@ def show_error(error: DualWriteError) -> None:
 def print_error_document(error: dict[str, Any]) -> None:
     """Print the document of a failing command, with `--json` and if it has not printed its own."""
     if _is_due.get():
-        print_json({"version": VERSION, "error": error})
+        _print({"error": error})
 
 
 def usage_error(message: str) -> dict[str, Any]:
     """The `error` object of a usage error."""
     return {"kind": "UsageError", "code": None, "message": message}
+
+
+def fold_long_words() -> None:
+    """From now on, break a word that is longer than its column, such as a variable in help: rich's tables would cut it."""
+    add_row = Table.add_row
+
+    def add_folding_row(table: Table, *cells: Any, **options: Any) -> None:
+        add_row(table, *cells, **options)
+        for column in table.columns:
+            column.overflow = "fold"
+
+    Table.add_row = add_folding_row  # type: ignore[method-assign, assignment]  # typer has no setting for it
 
 
 @contextmanager

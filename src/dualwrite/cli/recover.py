@@ -9,27 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from dualwrite.api import open_recoverer
-from dualwrite.cli.options import AsJson, Ids, JsonGroup, Prefix, Target, Wide, Yes, chosen_ids, confirm, grouped, store_for
-from dualwrite.cli.output import print_json, versioned
-from dualwrite.cli.recover_jobs import job_record, jobs_to_recover, name_skipped
-from dualwrite.cli.recovery_output import Entries, lost_records, show_lost, show_plan, show_report
-from dualwrite.errors import DualWriteError
+from dualwrite.cli.options import (
+    AsJson,
+    Ids,
+    JsonGroup,
+    Prefix,
+    Target,
+    Wide,
+    Yes,
+    chosen_ids,
+    confirm,
+    grouped,
+    refuse,
+    store_for,
+)
+from dualwrite.cli.output import print_json, say, show_facts
+from dualwrite.cli.recovery_output import JOBS, LOST, NOT_RECOVERED, UNACKNOWLEDGED, Entries, show_plan, show_report
+from dualwrite.diagnosis.facts import Fact, Facts
+from dualwrite.errors import DualWriteError, shell_word
+from dualwrite.jobs.job_context import JobSite, OpenSite
+from dualwrite.jobs.job_recovery import plan_job, recover_job
 from dualwrite.jobs.rules import JobRow
+from dualwrite.opening import open_recoverer
+from dualwrite.recovery.plan import IdPlan, RecoveryPlan
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import IdReport, RecoveryReport
+from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.texts import counted, printable
+from dualwrite.stores.registry import keeps_a_table
+from dualwrite.texts import counted, printable, time_text
 from dualwrite.transactional_id import TransactionalId
-
-NOT_RECOVERED: Final = 1
-UNACKNOWLEDGED: Final = 3
 
 app = typer.Typer(cls=JsonGroup)
 
@@ -72,18 +88,17 @@ def recover(
     with store_for(settings) as store, open_recoverer(store, settings=settings) as recoverer:
         chosen = chosen_ids(store, ids, prefix)
         with jobs_to_recover(settings, chosen, prefix, named=bool(ids), release=release) as jobs:
-            skipped = [] if jobs is None else jobs.skipped
-            chosen = [name for name in chosen if jobs is None or name not in jobs.attempts]
+            skipped = jobs.skipped
+            chosen = [name for name in chosen if name not in jobs.attempts]
             if dry_run:
-                plans = [] if jobs is None else jobs.plans()
+                plans = jobs.plans()
                 name_skipped(skipped)
                 show_plan(recoverer.plan(chosen), plans, skipped, as_json=as_json, wide=wide)
                 return
             report = _recovered(recoverer, store, chosen, yes=yes, quiet=as_json)
-            if jobs is not None:
-                with _shown_on_errors(report, skipped, as_json=as_json):
-                    of_jobs = jobs.recover(release=release, yes=yes)
-                report = RecoveryReport(report.ids + of_jobs.ids)
+            with _shown_on_errors(report, skipped, as_json=as_json):
+                of_jobs = jobs.recover(release=release, yes=yes)
+            report = RecoveryReport(report.ids + of_jobs.ids)
             name_skipped(skipped)
         if not as_json:
             show_report(report)
@@ -92,7 +107,7 @@ def recover(
             with _shown_on_errors(report, skipped, as_json=as_json, if_text=False):
                 removed, left = _acknowledged(recoverer, report, yes=yes)
     if as_json:
-        print_json(_to_json(report, removed, left, skipped))
+        _print(report, removed, left, skipped)
     elif removed:
         _show_acknowledged(removed, left)
     if report.failed:
@@ -111,7 +126,7 @@ def _shown_on_errors(
     except Exception as failed:
         if as_json:
             error = failed if isinstance(failed, DualWriteError) else None
-            print_json(_to_json(report, [], list(report.unacknowledged), skipped, error))
+            _print(report, [], list(report.unacknowledged), skipped, error)
         elif if_text and report.ids:
             show_report(report)
         raise
@@ -131,10 +146,10 @@ def _acknowledged(recoverer: Recoverer, report: RecoveryReport, *, yes: bool) ->
 
 def _show_acknowledged(removed: Entries, left: Entries) -> None:
     typer.echo("Acknowledged:")
-    show_lost(removed)
+    show_facts(LOST, removed)
     if left:
         typer.echo("Recorded in the meantime, not acknowledged:")
-        show_lost(left)
+        show_facts(LOST, left)
 
 
 def _recovered(recoverer: Recoverer, store: TxnStateStore, chosen: list[str], *, yes: bool, quiet: bool) -> RecoveryReport:
@@ -187,25 +202,139 @@ def _with_progress(recoverer: Recoverer, ids: list[str], *, quiet: bool) -> Reco
         )
 
 
-def _to_json(
-    report: RecoveryReport, removed: Entries, left: Entries, skipped: Iterable[JobRow], error: Any = None
-) -> dict[str, Any]:
+_OUTCOME: Final = Facts(Fact("generation"), Fact("outcome"), Fact("state"))
+_NOT_PUBLISHED: Final = Facts(Fact("state", value="entry.state"), Fact("reasons"))
+_ID: Final = Facts(
+    Fact("transactional_id"),
+    Fact("outcomes", value=lambda one: _OUTCOME.records(one.outcomes)),
+    Fact("taken_over_by"),
+    Fact("error", value=lambda one: None if one.error is None else str(one.error)),
+    Fact("not_published", value=lambda one: _NOT_PUBLISHED.records(one.not_published)),
+)
+
+
+def _print(
+    report: RecoveryReport, removed: Entries, left: Entries, skipped: Iterable[JobRow], error: DualWriteError | None = None
+) -> None:
     fields = {
-        "ids": [
-            {
-                "transactional_id": one.transactional_id,
-                "outcomes": [
-                    {"generation": found.generation, "outcome": found.outcome, "state": found.state} for found in one.outcomes
-                ],
-                "taken_over_by": one.taken_over_by,
-                "error": None if one.error is None else str(one.error),
-                "not_published": [{"state": kept.entry.state, "reasons": kept.reasons} for kept in one.not_published],
-            }
-            for one in report.ids
-        ],
-        "unacknowledged": lost_records(left),
-        "acknowledged": lost_records(removed),
-        "skipped_jobs": [job_record(row) for row in skipped],
+        "ids": _ID.records(report.ids),
+        "unacknowledged": LOST.records(left),
+        "acknowledged": LOST.records(removed),
+        "skipped_jobs": JOBS.records(skipped),
         "error": error,
     }
-    return versioned("recover", fields)
+    print_json("recover", fields)
+
+
+# --- jobs: a prefix names exactly one, and one that runs is left alone unless it is named -------------------------------------
+
+
+@dataclass(frozen=True)
+class JobsToRecover:
+    """The jobs that one call of `recover` covers."""
+
+    site: OpenSite | None
+    """None if the database has no jobs, or ids were named: then there are no rows."""
+
+    rows: tuple[JobRow, ...]
+    attempts: frozenset[str]
+    """The ids of the tasks of all jobs, which must not be recovered individually."""
+
+    named: bool
+    """Whether the jobs were named, so that an open batch is ended, too."""
+
+    skipped: list[JobRow]
+    """Jobs that were not named: those that have an open batch, or with a prefix, those on another prefix whose tasks have left
+    something on the requested ids. `recover` adds those that have opened their batch since."""
+
+    def plans(self) -> list[tuple[JobRow, RecoveryPlan]]:
+        """What `recover` would do for each. Changes nothing. An error of a job is reported under its prefix."""
+        return [(row, self._plan(row)) for row in self.rows]
+
+    def _plan(self, row: JobRow) -> RecoveryPlan:
+        assert self.site is not None
+        try:
+            return plan_job(self.site, row.prefix)
+        except DualWriteError as error:
+            return RecoveryPlan((IdPlan(row.prefix, error=error),))
+
+    def recover(self, *, release: bool, yes: bool) -> RecoveryReport:
+        """Recover them, after asking for confirmation for each one that is open. An error is reported as in `plans`."""
+        reports = [self._recovered(row, release=release, yes=yes) for row in self.rows]
+        return RecoveryReport(tuple(one for report in reports for one in report.ids))
+
+    def _recovered(self, row: JobRow, *, release: bool, yes: bool) -> RecoveryReport:
+        """Recover a job, unless it was not named and has an open batch by now."""
+        assert self.site is not None
+        while True:
+            if row.is_open and not self.named:
+                self.skipped.append(row)
+                return RecoveryReport()
+            if row.is_open:
+                confirm(
+                    f"Recovery ends batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, opened by "
+                    f"{row.owner!r}, last change at {time_text(row.updated_at)}; that run can no longer commit. "
+                    "Continue?",
+                    yes=yes,
+                )
+            try:
+                report = recover_job(self.site, row.prefix, expected=row, release=release)
+                changed = None if report is not None else self.site.ledger.job(row.prefix)
+            except DualWriteError as error:
+                return RecoveryReport((IdReport(row.prefix, error=error),))
+            if changed is None:
+                return report or RecoveryReport()
+            row = changed
+
+
+def name_skipped(rows: Iterable[JobRow]) -> None:
+    """Print on stderr which jobs are skipped, and the command that recovers each."""
+    for row in rows:
+        command = f"`dualwrite recover --prefix {shell_word(row.prefix)}`"
+        if row.is_open:
+            left = f"batch {row.batch_id} of job {row.job_id!r} is open on the prefix {row.prefix!r} ({row.owner})"
+            say(f"Skipped: {left}; {command} ends it.", err=True)
+        else:
+            left = f"tasks of job {row.job_id!r} on the prefix {row.prefix!r} have left transactions"
+            say(f"Skipped: {left}; {command} resolves them.", err=True)
+
+
+@contextmanager
+def jobs_to_recover(
+    settings: Settings, chosen: list[str], prefix: str, *, named: bool, release: bool
+) -> Iterator[JobsToRecover]:
+    """The jobs that `recover` covers for the chosen ids; none if the database has no job tables, or ids were `named`."""
+    if release and not prefix:
+        raise typer.BadParameter("also give --prefix: the prefix to release.", param_hint="--release")
+    if named or settings.database_url is None or not keeps_a_table(settings.database_url):
+        yield JobsToRecover(None, (), frozenset(), named=named, skipped=[])
+        return
+    where = JobSite(
+        settings.database_url,
+        dict(settings.kafka),
+        timeouts=settings.timeouts,
+        schema=settings.schema,
+        on_lost=settings.on_lost,
+        mark_republished=settings.mark_republished,
+    )
+    with where.opened() as site:
+        rows = site.ledger.jobs()
+        if prefix:
+            ours = [row for row in rows if row.prefix == prefix]
+            if release and not ours:
+                refuse(f"No job owns the prefix {prefix!r}.")
+        else:
+            ours = [row for row in rows if not row.is_open]
+        attempts = frozenset(site.ledger.attempt_fences()).intersection(chosen) if rows else frozenset()
+        others = [row for row in rows if row not in ours]
+        skipped = [row for row in others if _has_left(site, row, attempts)] if prefix else others
+        yield JobsToRecover(site, tuple(ours), attempts, named=bool(prefix), skipped=skipped)
+
+
+def _has_left(site: OpenSite, job: JobRow, ids: frozenset[str]) -> bool:
+    """Whether a task of the job has left something on one of the ids: a transaction to recover, or a lost one."""
+    return any(
+        not attempt.is_resolved or (row is not None and row.lost)
+        for attempt in site.ledger.attempts(job.prefix, ids)
+        for row in [site.store.read(attempt.transactional_id)]
+    )

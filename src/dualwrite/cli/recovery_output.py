@@ -3,117 +3,110 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 import typer
 
-from dualwrite.cli.options import say
-from dualwrite.cli.output import Columns, Record, print_json, show_records, versioned
-from dualwrite.cli.recover_jobs import job_record
+from dualwrite.cli.output import print_json, say, show_facts
+from dualwrite.diagnosis.facts import Fact, Facts
 from dualwrite.jobs.rules import JobRow
-from dualwrite.recovery.plan import GenerationPlan, IdPlan, RecoveryPlan
+from dualwrite.recovery.plan import GenerationPlan, RecoveryPlan
 from dualwrite.recovery.report import RecoveryReport
-from dualwrite.state import FoundMessages
+from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostTransaction
 from dualwrite.texts import description_words, state_words
 
 Entries = list[tuple[str, LostTransaction]]
 
-WOULD_FAIL: Final = 1
-WOULD_LOSE: Final = 3
+NOT_RECOVERED: Final = 1
+UNACKNOWLEDGED: Final = 3
 
 
-def outcome_record(transactional_id: str, **known: Any) -> Record:
-    """The result for one generation of an id, or for an id that is not in the database."""
-    unknown = dict.fromkeys(("generation", "outcome", "state", "taken_over_by", "error"))
-    return {"transactional_id": transactional_id, **unknown, **known}
+JOBS: Final = Facts(
+    Fact("prefix", "prefix"),
+    Fact("job_id", "job"),
+    Fact("batch_id", "batch"),
+    Fact("is_open", "", words=lambda is_open: "open" if is_open else "ended"),
+    Fact("is_held", "owned", lambda row: row.keeps_lease or row.is_open, lambda is_held: "by this job" if is_held else "no"),
+    Fact("owner", "owner"),
+    Fact("updated_at", "updated"),
+)
+"""The facts about the row of a job."""
 
 
-def outcome_records(report: RecoveryReport) -> list[Record]:
-    """A record for each generation that was resolved, for an id that was taken over, and for one that failed; id by id."""
+@dataclass(frozen=True)
+class Resolved:
+    """The result for one generation of an id, or for an id that was taken over, has failed, or is not in the database."""
+
+    transactional_id: str
+    generation: int | None = None
+    outcome: Any = None
+    state: PreparedTxnState | None = None
+    taken_over_by: str | None = None
+    error: str | None = None
+
+
+def resolved(report: RecoveryReport) -> list[Resolved]:
+    """One for each generation that was resolved, for an id that was taken over, and for one that failed; id by id."""
     found = []
     for one in report.ids:
         name = one.transactional_id
-        found += [outcome_record(name, generation=e.generation, outcome=e.outcome, state=e.state) for e in one.outcomes]
+        found += [Resolved(name, each.generation, each.outcome, each.state) for each in one.outcomes]
         if one.taken_over_by is not None:
-            found.append(outcome_record(name, taken_over_by=one.taken_over_by))
+            found.append(Resolved(name, taken_over_by=one.taken_over_by))
         if one.error is not None:
-            found.append(outcome_record(name, error=str(one.error)))
+            found.append(Resolved(name, error=str(one.error)))
     return found
 
 
-def _outcome(record: Record) -> Any:
-    if record["taken_over_by"] is not None:
-        return f"taken over by {record['taken_over_by']} in the meantime"
-    return record["outcome"] if record["error"] is None else "NOT RECOVERED"
+def _outcome(one: Resolved) -> Any:
+    if one.taken_over_by is not None:
+        return f"taken over by {one.taken_over_by} in the meantime"
+    return one.outcome if one.error is None else "NOT RECOVERED"
 
 
-_OUTCOMES: Final[Columns] = {
-    "transactional id": "transactional_id",
-    "generation": "generation",
-    "outcome": _outcome,
-    "state": "state",
-}
+RESOLVED: Final = Facts(
+    Fact("transactional_id", "transactional id"),
+    Fact("generation", "generation"),
+    Fact("outcome", "outcome", shown=_outcome),
+    Fact("state", "state"),
+    Fact("taken_over_by"),
+    Fact("error"),
+)
 
 
 def show_report(report: RecoveryReport) -> None:
     """The tables of a recovery."""
-    if records := outcome_records(report):
-        show_records(_OUTCOMES, records)
-    else:
-        typer.echo("Nothing to recover.")
+    show_facts(RESOLVED, resolved(report), empty="Nothing to recover.")
     for one in report.failed:
         say(f"{one.transactional_id}: {one.error}", err=True)
     for kept in report.not_published:
         say(f"{kept.transactional_id}: {kept.entry.state} can't be published again: {'; '.join(kept.reasons)}.", err=True)
     if report.unacknowledged:
-        typer.echo("Lost or unverified, not acknowledged:")
-        show_lost(list(report.unacknowledged))
+        typer.echo("Lost, unverified or forgotten, not acknowledged:")
+        show_facts(LOST, report.unacknowledged)
 
 
 # --- lost and unverified transactions ---------------------------------------------------------------------------------
 
 
-def lost_record(transactional_id: str, entry: LostTransaction) -> Record:
-    """One lost or unverified transaction."""
-    return {
-        "transactional_id": transactional_id,
-        "kind": entry.kind,
-        "state": entry.state,
-        "generation": entry.generation,
-        "recorded_at": entry.recorded_at,
-        "delivery": entry.delivery,
-    }
+_ENTRY: Final = (
+    Fact("transactional_id", "transactional id", itemgetter(0)),
+    *Facts(
+        Fact("kind", "kind"), Fact("state", "state"), Fact("generation", "generation"), Fact("recorded_at", "recorded at")
+    ).at(itemgetter(1)),
+)
+LOST: Final = Facts(
+    *_ENTRY,
+    *Facts(Fact("delivery", "messages"), Fact("transactions")).at(itemgetter(1)),
+    columns=("transactional_id", "generation", "kind", "state", "recorded_at", "delivery"),
+)
+"""The facts about a lost or unverified transaction, with the id of its row."""
 
-
-def lost_records(entries: Iterable[tuple[str, LostTransaction]]) -> list[Record]:
-    """The same for several, each with its id."""
-    return [lost_record(*entry) for entry in entries]
-
-
-def counted_lost(entries: Entries) -> list[Record]:
-    """The same with only the number of messages."""
-    found: list[Record] = []
-    for name, entry in entries:
-        record = {**lost_record(name, entry), "messages": None if entry.delivery is None else entry.delivery.messages}
-        del record["delivery"]
-        found.append(record)
-    return found
-
-
-_LOST: Final[Columns] = {
-    "transactional id": "transactional_id",
-    "generation": "generation",
-    "kind": "kind",
-    "state": "state",
-    "recorded at": "recorded_at",
-    "messages": "delivery",
-}
-
-
-def show_lost(entries: Entries) -> None:
-    """The table of lost and unverified transactions."""
-    show_records(_LOST, lost_records(entries))
+COUNTED: Final = Facts(*_ENTRY, *Facts(Fact("transactions"), Fact("messages", value="delivery.messages")).at(itemgetter(1)))
+"""The same with only the number of messages."""
 
 
 # --- what recovery would do -------------------------------------------------------------------------------------------
@@ -131,69 +124,57 @@ def show_plan(
     together = RecoveryPlan((*ids.ids, *(plan for _, of_job in jobs for plan in of_job.ids)))
     if as_json:
         found = {
-            "ids": [_plan_record(plan) for plan in together.ids],
-            "jobs": [job_record(row) for row, _ in jobs],
-            "unacknowledged": lost_records(together.unacknowledged),
-            "skipped_jobs": [job_record(row) for row in skipped],
+            "ids": _PLAN.records(together.ids),
+            "jobs": JOBS.records(row for row, _ in jobs),
+            "unacknowledged": LOST.records(together.unacknowledged),
+            "skipped_jobs": JOBS.records(skipped),
             "error": None,
         }
-        print_json(versioned("recover", found))
+        print_json("recover", found)
     else:
         _show(together, jobs, wide=wide)
     if together.failed:
-        raise typer.Exit(WOULD_FAIL)
+        raise typer.Exit(NOT_RECOVERED)
     published = {(plan.transactional_id, entry.state) for plan, entry, found in together.lost_messages if found.is_complete}
     lost = {(plan.transactional_id, plan.state) for plan in together.would_lose}
     lost |= {(name, entry.state) for name, entry in together.unacknowledged}
     if lost - published:
-        raise typer.Exit(WOULD_LOSE)
+        raise typer.Exit(UNACKNOWLEDGED)
 
 
-def _plan_record(plan: IdPlan) -> Record:
-    return {
-        "transactional_id": plan.transactional_id,
-        "owner": plan.owner,
-        "generations": [_generation_record(found) for found in plan.generations],
-        "error": None if plan.error is None else str(plan.error),
-        "would_publish": [_found_record(entry, found) for entry, found in plan.found],
-    }
+def _words_of_kafka(plan: GenerationPlan) -> str:
+    return f"{plan.kafka_transactional_id}: {description_words(plan.described)}"
 
 
-def _found_record(entry: LostTransaction, found: FoundMessages) -> Record:
-    """What would be published again of a lost transaction; nothing if something is missing."""
-    return {
-        "state": entry.state,
-        "places": [
-            {
-                "topic": place.topic,
-                "partition": place.partition,
-                "first_offset": place.first_offset,
-                "messages": place.messages,
-            }
-            for place in found.places
-        ],
-        "missing": found.missing,
-    }
+_GENERATION: Final = Facts(
+    Fact("generation", "generation"),
+    Fact("kafka_transactional_id"),
+    Fact("decision", "would do"),
+    Fact("why", "because"),
+    Fact("state", "state"),
+    Fact("kafka_status", "Kafka", "described.status", shown=_words_of_kafka),
+)
+_PLANNED: Final = Facts(
+    *Facts(Fact("transactional_id", "transactional id"), Fact("owner", "current owner")).at(itemgetter(0)),
+    *_GENERATION.at(itemgetter(1)),
+)
+_FEW: Final = ("transactional_id", "decision", "why", "owner")
+_ALL: Final = (*_FEW, "generation", "state", "kafka_status")
+_PLACE: Final = Facts(Fact("topic"), Fact("partition"), Fact("first_offset"), Fact("messages"))
+_FOUND: Final = Facts(
+    Fact("state", value=lambda pair: pair[0].state),
+    Fact("places", value=lambda pair: _PLACE.records(pair[1].places)),
+    Fact("missing", value=lambda pair: pair[1].missing),
+)
+"""What would be published again of a lost transaction; nothing if something is missing."""
 
-
-def _generation_record(found: GenerationPlan) -> Record:
-    return {
-        "generation": found.generation,
-        "kafka_transactional_id": found.kafka_transactional_id,
-        "decision": found.decision,
-        "why": found.why,
-        "state": found.state,
-        "kafka_status": None if found.described is None else found.described.status,
-    }
-
-
-_PLANNED: Final[Columns] = {
-    "transactional id": "transactional_id",
-    "would do": "decision",
-    "because": "why",
-    "current owner": "owner",
-}
-_WIDE: Final[Columns] = {**_PLANNED, "generation": "generation", "state": "state", "Kafka": "kafka"}
+_PLAN: Final = Facts(
+    Fact("transactional_id"),
+    Fact("owner"),
+    Fact("generations", value=lambda plan: _GENERATION.records(plan.generations)),
+    Fact("error", value=lambda plan: None if plan.error is None else str(plan.error)),
+    Fact("would_publish", value=lambda plan: _FOUND.records(plan.found)),
+)
 
 
 def _show(plan: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], *, wide: bool) -> None:
@@ -202,18 +183,8 @@ def _show(plan: RecoveryPlan, jobs: Sequence[tuple[JobRow, RecoveryPlan]], *, wi
             typer.echo(
                 f"Would end batch {row.batch_id} of job {row.job_id!r} on the prefix {row.prefix!r}, opened by {row.owner!r}."
             )
-    rows = [
-        {
-            **_generation_record(found),
-            "transactional_id": one.transactional_id,
-            "owner": one.owner,
-            "kafka": f"{found.kafka_transactional_id}: {description_words(found.described)}",
-        }
-        for one in plan.ids
-        for found in one.generations
-    ]
-    if rows:
-        show_records(_WIDE if wide else _PLANNED, rows)
+    if rows := [(one, found) for one in plan.ids for found in one.generations]:
+        show_facts(_PLANNED, rows, _ALL if wide else _FEW)
     elif not plan.failed and not plan.lost_messages:
         typer.echo("Nothing to recover.")
     for one in plan.failed:

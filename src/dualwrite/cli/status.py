@@ -7,34 +7,20 @@ publishes a journal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final
+from operator import itemgetter
+from typing import Annotated, Final
 
 import typer
 
-from dualwrite.cli.journal_output import next_command, waiting_lines, waiting_record
-from dualwrite.cli.needs import need_record, verdict_lines
-from dualwrite.cli.offsets import GROUPS, Shown, group_records, shown_of, with_kafka
-from dualwrite.cli.options import (
-    LONGER,
-    AsJson,
-    Given,
-    JsonGroup,
-    Longer,
-    Prefix,
-    Target,
-    Wide,
-    coordinator_for,
-    grouped,
-    say,
-    store_for,
-)
-from dualwrite.cli.output import Columns, Record, print_json, show_records, show_table, versioned
-from dualwrite.cli.recover_jobs import JOBS, job_record
-from dualwrite.cli.recovery_output import lost_record
+from dualwrite.cli.journal import next_command, say_what_waits, waiting_record
+from dualwrite.cli.offsets import GROUPS, ShownPosition, groups_of, shown_of, with_kafka
+from dualwrite.cli.options import AsJson, Given, JsonGroup, Longer, Prefix, Target, Wide, coordinator_for, grouped, store_for
+from dualwrite.cli.output import print_json, say, show_facts
+from dualwrite.cli.recovery_output import JOBS, LOST
+from dualwrite.diagnosis.facts import Fact, Facts, Record
 from dualwrite.diagnosis.ids import FoundIds, logical, open_in_other_databases, read_ids
-from dualwrite.diagnosis.needs import Seen, needed
+from dualwrite.diagnosis.needs import LONGER_SECONDS, next_words, to_do
 from dualwrite.errors import BrokerError
 from dualwrite.jobs.ledger import jobs_of
 from dualwrite.jobs.rules import JobRow
@@ -42,7 +28,7 @@ from dualwrite.settings import Settings
 from dualwrite.state import TransactionDescription, TransactionStatus
 from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.leases import Lease
-from dualwrite.texts import counted, description_words, in_natural_order, now_ms, time_text
+from dualwrite.texts import counted, description_words, in_natural_order, time_text
 from dualwrite.transactional_id import LANE_MARK, TransactionalId
 
 TO_DO: Final = 3
@@ -58,7 +44,7 @@ def status(
     prefix: Prefix = "",
     problems: Annotated[bool, typer.Option("--problems", help="Show only ids for which something is to be done.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also show resolved ids that nobody uses.")] = False,
-    longer: Longer = LONGER,
+    longer: Longer = LONGER_SECONDS,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
@@ -73,19 +59,20 @@ def status(
     journal that nobody publishes.
     """
     settings = target.settings()
-    found = in_database(settings, prefix)
+    with store_for(settings) as store:
+        found = in_store(store, prefix)
     failure = read_from_kafka(found, settings) if "bootstrap.servers" in settings.kafka else None
-    to_do = needed(found.rows, found.leases, found.seen, now_ms(), longer_than=longer, gone=found.gone)
-    shown = found.only({each.transactional_id for each in to_do}) if problems else found
+    needs = found.needs(longer_than=longer)
+    shown = found.only({each.transactional_id for each in needs}) if problems else found
     if as_json:
-        needs = [need_record(each, target) for each in to_do]
-        print_json(versioned("status", {"to_do": needs, **shown.fields(target), "error": failure}))
+        records = [_NEED.record(each) | {"next_command": target.command(*next_words(each.need, [each]))} for each in needs]
+        print_json("status", {"to_do": records, **shown.fields(target), "error": failure})
     else:
-        for line in verdict_lines(to_do, target) or [_all_is_well(found, prefix)]:
-            say(line)
-        for journal in found.journals:
-            for line in waiting_lines(journal, target, kafka_answers=found.kafka_answers):
-                say(line)
+        for each in to_do(needs):
+            say(f"{each.text}: {target.command(*each.next_words)}")
+        if not needs:
+            say(_all_is_well(found, prefix))
+        say_what_waits(found.journals, target, kafka_answers=found.kafka_answers)
         show_status(shown, wide=wide, everything=everything or problems)
     if failure is not None:
         typer.echo(f"Could not be read from Kafka: {', '.join(found.unread or ())}.", err=True)
@@ -94,7 +81,7 @@ def status(
         names = ", ".join(row.transactional_id for row in found.elsewhere)
         say(f"Not on this Kafka cluster ({found.cluster_id}): {names}. Give the address of their cluster.", err=True)
         raise typer.Exit(1)
-    if to_do or any(next_command(each, target, kafka_answers=found.kafka_answers) for each in found.journals):
+    if needs or any(next_command(each, target, kafka_answers=found.kafka_answers) for each in found.journals):
         raise typer.Exit(TO_DO)
 
 
@@ -120,7 +107,12 @@ class StatusData(FoundIds):
     """What was read: the ids, and beside them jobs and the positions of consumer groups."""
 
     jobs: list[JobRow] = field(default_factory=list)
-    positions: list[Shown] = field(default_factory=list)
+    positions: list[ShownPosition] = field(default_factory=list)
+
+    @property
+    def lanes(self) -> dict[str, list[ShownLane]]:
+        """The lanes by logical id."""
+        return {name: [ShownLane(self, row, row is rows[0]) for row in rows] for name, rows in self.by_id.items()}
 
     @property
     def kafka_answers(self) -> bool | None:
@@ -138,23 +130,17 @@ class StatusData(FoundIds):
     def fields(self, given: Given) -> Record:
         """The fields of the document."""
         return {
-            "ids": [_id_record(lanes, self.seen) for lanes in self.by_id.values()],
-            "leases": list(map(lease_record, self.leases.values())),
-            "jobs": list(map(job_record, self.jobs)),
+            "ids": [{**first, "lanes": others} for first, *others in map(LANE.records, self.lanes.values())],
+            "leases": LEASE.records(self.leases.values()),
+            "jobs": JOBS.records(self.jobs),
             "journals": [waiting_record(each, given, kafka_answers=self.kafka_answers) for each in self.journals],
-            "groups": group_records(self.positions),
+            "groups": GROUPS.records(groups_of(self.positions)),
             "of_other_databases": self.of_other_databases,
         }
 
 
-def in_database(settings: Settings, prefix: str) -> StatusData:
-    """What the database contains of the ids, leases, jobs and groups that begin with the prefix."""
-    with store_for(settings) as store:
-        return in_store(store, prefix)
-
-
 def in_store(store: TxnStateStore, prefix: str = "") -> StatusData:
-    """The same, of a store that is open."""
+    """What a database contains of the ids, leases, jobs and groups that begin with the prefix."""
     jobs = sorted(jobs_of(store, prefix), key=lambda job: in_natural_order(job.prefix))
     return StatusData(**vars(read_ids(store, prefix)), jobs=jobs, positions=shown_of(store, prefix))
 
@@ -175,123 +161,124 @@ def read_from_kafka(found: StatusData, settings: Settings) -> BrokerError | None
     return None
 
 
-def _id_record(lanes: list[StateRow], seen: Seen) -> dict[str, Any]:
-    first, *others = (_row_record(row, seen.get(row.transactional_id)) for row in lanes)
-    return {**first, "lanes": others}
+# --- the facts --------------------------------------------------------------------------------------------------------
 
 
-def _row_record(row: StateRow, seen: Mapping[int, TransactionDescription | None] | None) -> dict[str, Any]:
-    return {
-        "transactional_id": row.transactional_id,
-        "fence": row.fence,
-        "cluster_id": row.cluster_id or None,
-        "kafka_transactional_id": row.kafka_id(row.generation),
-        "generation": row.generation,
-        "resolved_generation": row.resolved_generation,
-        "prepared_state": row.prepared_state,
-        "prepared_generation": row.prepared_generation,
-        "lost": [lost_record(row.transactional_id, entry) for entry in row.lost],
-        "owner": row.owner,
-        "updated_at": row.updated_at,
-        "kafka": None if seen is None else [_seen_record(row.kafka_id(at), found) for at, found in seen.items()],
-    }
+@dataclass(frozen=True)
+class ShownLane:
+    """A row, with what else was read of it; the first one of an id stands for the id."""
+
+    found: StatusData
+    row: StateRow
+    is_first: bool
+
+    @property
+    def seen(self) -> list[tuple[str, TransactionDescription | None]]:
+        """What the coordinators report, by the id that Kafka sees."""
+        return [(self.row.kafka_id(at), one) for at, one in self.found.seen.get(self.row.transactional_id, {}).items()]
+
+    @property
+    def name(self) -> str:
+        """The id; of another lane, its number."""
+        name = self.row.transactional_id
+        return name if self.is_first else f"  {LANE_MARK}{TransactionalId.of_row(name).lane}"
+
+    @property
+    def transactions(self) -> tuple[str, ...]:
+        """What is open or lost on it, in words."""
+        row = self.row
+        lines = [f"{len(row.lost)} lost, unverified or forgotten"] if row.lost else []
+        if self.found.is_elsewhere(row):
+            lines.append(f"on Kafka cluster {row.cluster_id}")
+        for _, one in self.seen:
+            if one is not None and one.status is TransactionStatus.ONGOING:
+                lines.append(f"open since {time_text(one.start_time_ms)}")
+            elif one is not None and one.status.is_ending:
+                lines.append(f"being {'committed' if one.status is TransactionStatus.PREPARE_COMMIT else 'aborted'}")
+        return tuple(lines)
+
+    @property
+    def user(self) -> str | None:
+        """Who uses it."""
+        lease = self.found.leases.get(logical(self.row))
+        if lease is not None and self.is_first:
+            return f"{lease.owner} ({time_left(lease)})"
+        return self.row.owner if lease is None and self.row.unresolved_generations else None
 
 
-def _seen_record(kafka_id: str, found: TransactionDescription | None) -> dict[str, Any]:
-    return {
-        "kafka_transactional_id": kafka_id,
-        "status": None if found is None else found.status,
-        "producer_id": None if found is None else found.producer_id,
-        "epoch": None if found is None else found.epoch,
-        "start_time_ms": None if found is None else found.start_time_ms,
-    }
+def time_left(lease: Lease) -> str:
+    """How long the lease lasts."""
+    seconds = lease.seconds_left
+    if seconds is None:
+        return "until its session ends"
+    if lease.is_impossible:
+        return f"{seconds:.0f} s left, more than was leased: the database's clock went back"
+    return f"expired {-seconds:.0f} s ago" if lease.has_ended else f"{seconds:.0f} s left"
+
+
+_NEED: Final = Facts(Fact("need"), Fact("transactional_id"), Fact("kafka_transactional_id", value="kafka_id"))
+_SEEN: Final = Facts(
+    Fact("kafka_transactional_id", value=itemgetter(0)),
+    *Facts(Fact("status"), Fact("producer_id"), Fact("epoch"), Fact("start_time_ms")).at(itemgetter(1)),
+)
+LANE: Final = Facts(
+    Fact("transactional_id", "transactional id", "row.transactional_id", shown=lambda lane: lane.name),
+    Fact("fence", "fencing token", "row.fence"),
+    Fact("cluster_id", value=lambda lane: lane.row.cluster_id or None),
+    Fact("kafka_transactional_id", value=lambda lane: lane.row.kafka_id(lane.row.generation)),
+    Fact("generation", "generation", "row.generation"),
+    Fact("resolved_generation", "resolved", "row.resolved_generation"),
+    Fact("prepared_state", "state", "row.prepared_state"),
+    Fact("prepared_generation", value="row.prepared_generation"),
+    Fact(
+        "lost",
+        "transaction",
+        lambda lane: LOST.records((lane.row.transactional_id, entry) for entry in lane.row.lost),
+        shown=lambda lane: lane.transactions or ("none open" if lane.row.transactional_id in lane.found.seen else None),
+    ),
+    Fact("owner", "used by", "row.owner", shown=lambda lane: lane.user),
+    Fact("updated_at", "updated", "row.updated_at"),
+    Fact(
+        "kafka",
+        "Kafka",
+        lambda lane: _SEEN.records(lane.seen) if lane.row.transactional_id in lane.found.seen else None,
+        shown=lambda lane: tuple(f"{name}: {description_words(one)}" for name, one in lane.seen) or None,
+    ),
+)
+LEASE: Final = Facts(
+    Fact("transactional_id", "leased id"),
+    Fact("owner", "by"),
+    Fact(
+        "seconds_left", "lease", lambda one: None if one.seconds_left is None else round(one.seconds_left, 3), shown=time_left
+    ),
+    Fact("is_expired", value="has_ended"),
+    Fact("is_impossible"),
+)
+_FEW: Final = ("transactional_id", "lost", "owner")
+_ALL: Final = (*_FEW, "fence", "generation", "resolved_generation", "prepared_state", "updated_at", "kafka")
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 
-def lease_record(lease: Lease) -> Record:
-    """A lease."""
-    seconds = lease.seconds_left
-    return {
-        "transactional_id": lease.transactional_id,
-        "owner": lease.owner,
-        "seconds_left": None if seconds is None else round(seconds, 3),
-        "is_expired": lease.has_ended,
-    }
-
-
-def time_left(lease: Record) -> str:
-    """How long the lease lasts."""
-    seconds = lease["seconds_left"]
-    if seconds is None:
-        return "until its session ends"
-    return f"expired {-seconds:.0f} s ago" if lease["is_expired"] else f"{seconds:.0f} s left"
-
-
-_LEASES: Final[Columns] = {"leased id": "transactional_id", "by": "owner", "lease": time_left}
-_FEW: Final = ("transactional id", "transaction", "used by")
-_ALL: Final = (*_FEW, "fencing token", "generation", "resolved", "state", "updated", "Kafka")
-_WORDS: Final = {
-    TransactionStatus.PREPARE_COMMIT: "being committed",
-    TransactionStatus.PREPARE_ABORT: "being aborted",
-    TransactionStatus.PREPARE_EPOCH_FENCE: "being aborted",
-}
-
-
 def show_status(found: StatusData, *, wide: bool, everything: bool) -> None:
     """Print the tables, `wide` with all columns and lanes, and `everything` with the ids that are resolved and unused."""
-    ids = found.by_id
-    shown = {name: rows for name, rows in ids.items() if everything or not _is_idle(found, name, rows)}
-    rows = [_row(found, row, is_first=row is lanes[0], wide=wide) for lanes in shown.values() for row in lanes]
-    if rows := [row for row in rows if row is not None]:
-        show_table(_ALL if wide else _FEW, rows)
-    if hidden := len(ids) - len(shown):
+    idle = set() if everything else found.idle
+    shown = {name: lanes for name, lanes in found.lanes.items() if name not in idle}
+    lanes = [each for lanes in shown.values() for each in lanes if each.is_first or wide or each.transactions]
+    if lanes:
+        show_facts(LANE, lanes, _ALL if wide else _FEW)
+    if hidden := len(found.by_id) - len(shown):
         say(f"{counted(hidden, 'resolved id')} that nobody uses: see --all.")
     if found.of_other_databases:
         say(f"Open at Kafka with the same ids, from other databases: {', '.join(found.of_other_databases)}.")
-    if leases := [lease for name, lease in found.leases.items() if wide or (name not in shown and not lease.has_ended)]:
-        show_records(_LEASES, map(lease_record, leases))
+    if leases := [
+        lease
+        for name, lease in found.leases.items()
+        if wide or lease.is_impossible or (name not in shown and not lease.has_ended)
+    ]:
+        show_facts(LEASE, leases)
     if found.jobs:
-        show_records(JOBS, map(job_record, found.jobs))
+        show_facts(JOBS, found.jobs)
     if found.positions:
-        show_records(GROUPS, group_records(found.positions))
-
-
-def _is_idle(found: StatusData, name: str, rows: list[StateRow]) -> bool:
-    unresolved = any(row.unresolved_generations or row.lost or row in found.elsewhere for row in rows)
-    return not unresolved and found.live_lease(name) is None
-
-
-def _row(found: StatusData, row: StateRow, *, is_first: bool, wide: bool) -> tuple[Any, ...] | None:
-    """The cells; None for a lane on which nothing is open, unless all lanes are shown."""
-    transactions = _transactions(found, row)
-    if not (is_first or wide or transactions):
-        return None
-    name = row.transactional_id if is_first else f"  {LANE_MARK}{TransactionalId.of_row(row.transactional_id).lane}"
-    few = (name, transactions or ("none open" if row.transactional_id in found.seen else None), _user(found, row, is_first))
-    if not wide:
-        return few
-    seen = found.seen.get(row.transactional_id, {})
-    kafka = tuple(f"{row.kafka_id(at)}: {description_words(one)}" for at, one in seen.items())
-    return (*few, row.fence, row.generation, row.resolved_generation, row.prepared_state, row.updated_at, kafka or None)
-
-
-def _transactions(found: StatusData, row: StateRow) -> tuple[str, ...]:
-    """What is open or lost on a lane."""
-    lines = [f"{len(row.lost)} lost or unverified"] if row.lost else []
-    if row in found.elsewhere:
-        lines.append(f"on Kafka cluster {row.cluster_id}")
-    for one in found.seen.get(row.transactional_id, {}).values():
-        if one is not None and one.status is TransactionStatus.ONGOING:
-            lines.append(f"open since {time_text(one.start_time_ms)}")
-        elif one is not None and one.status.is_ending:
-            lines.append(_WORDS[one.status])
-    return tuple(lines)
-
-
-def _user(found: StatusData, row: StateRow, is_first: bool) -> str | None:
-    lease = found.leases.get(logical(row))
-    if lease is not None and is_first:
-        return f"{lease.owner} ({time_left(lease_record(lease))})"
-    return row.owner if lease is None and row.unresolved_generations else None
+        show_facts(GROUPS, groups_of(found.positions))

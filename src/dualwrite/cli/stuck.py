@@ -5,35 +5,32 @@ Exit codes: 0 nothing is stuck, 1 something is stuck, or the output is incomplet
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Final
 
 import typer
-from rich.console import RenderableType
 
-from dualwrite.admin import StuckPartition
-from dualwrite.admin.decisions import Decided, is_made_by_dualwrite
-from dualwrite.cli.journal_output import waiting_lines, waiting_record
-from dualwrite.cli.options import LONGER, AsJson, Given, Longer, Wide, decisions_for, grouped, say, store_for
-from dualwrite.cli.output import Columns, Record, cells, show, table_of, terminal_width
-from dualwrite.cli.tool_options import ClusterAndDatabase, ToolGroup, end
-from dualwrite.cli.transactions_output import (
-    print_document,
-    show_problems,
-    show_unreadable,
-    unreadable_record,
-)
-from dualwrite.diagnosis.stuck import decision_text, groups_words, holder_words, look
+from dualwrite.admin.decisions import is_made_by_dualwrite
+from dualwrite.cli.journal import say_what_waits, waiting_record
+from dualwrite.cli.options import AsJson, ClusterAndDatabase, Given, Longer, ToolGroup, Wide, decisions_for, grouped, store_for
+from dualwrite.cli.output import FOUND, UNREADABLE, print_document, say, show_facts, show_missing, show_unreadable
+from dualwrite.diagnosis.needs import LONGER_SECONDS
+from dualwrite.diagnosis.stuck import STUCK, Stuck, decided_search
 from dualwrite.errors import BrokerUnavailableError, StoreError
-from dualwrite.outbox.journal_state import JournalState, open_journals
+from dualwrite.relay.journal_state import JournalState, open_journals
 from dualwrite.settings import Settings
-from dualwrite.texts import counted, error_text, now_ms, seconds_text
+from dualwrite.texts import counted, error_text
 
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.", show_default="all")]
 Group = Annotated[str | None, typer.Option("--group", help="Only where this consumer group reads.", show_default="all")]
+
+_COLUMNS: Final = (
+    *("topic", "partition", "last_stable_offset", "high_watermark", "records_behind", "age_ms"),
+    *("transactional_id", "producer_id", "producer_epoch", "state", "groups", "database"),
+)
+_FOR_WIDE: Final = ("last_stable_offset", "high_watermark", "producer_id", "producer_epoch")
 
 app = typer.Typer(cls=ToolGroup)
 
@@ -44,7 +41,7 @@ class Where:
 
     topic: Topic = None
     group: Group = None
-    longer: Longer = LONGER
+    longer: Longer = LONGER_SECONDS
 
 
 @app.callback(invoke_without_command=True)
@@ -58,47 +55,48 @@ def stuck(*, where: Where, cluster: ClusterAndDatabase, wide: Wide = False, as_j
     `--longer-than`.
     """
     settings = cluster.settings()
-    journals = Journals() if settings.database_url is None else _open_journals(settings)
-    with cluster.admin() as admin, _shown_without_kafka(journals, cluster, as_json=as_json), ExitStack() as opened:
-        decisions = cache(lambda: opened.enter_context(decisions_for(settings)))  # opened on first use
-        seen = look(
+    journals, unread = _open_journals(settings)
+    with cluster.admin() as admin, _shown_without_kafka(journals, cluster, as_json=as_json):
+        seen = decided_search(
             admin,
-            None if settings.database_url is None else decisions,
+            None if settings.database_url is None else lambda: decisions_for(settings),
             topic=where.topic,
             group=where.group,
             longer_than=where.longer,
         )
-    found, is_complete = seen.found, seen.complete and journals.unread is None
-    commands = [next_command(one, seen.decided, cluster) for one in found.partitions]
-    records = seen.records(now_ms())
+    found, is_complete = seen.found, seen.complete and unread is None
+    commands = [next_command(one, cluster) for one in seen.stuck]
     if as_json:
         fields = {
             "searched_partitions": found.searched,
-            "stuck": [{**one, "next_command": command} for one, command in zip(records, commands, strict=True)],
-            "journals": [waiting_record(each, cluster, kafka_answers=True) for each in journals.states],
-            "unreadable": [unreadable_record(one) for one in found.unreadable],
+            "stuck": [STUCK.record(one) | {"next_command": command} for one, command in zip(seen.stuck, commands, strict=True)],
+            "journals": [waiting_record(each, cluster, kafka_answers=True) for each in journals],
+            "unreadable": UNREADABLE.records(found.unreadable),
         }
         print_document("stuck", fields, complete=is_complete, problems=found.problems, hidden=found.hidden)
     else:
         if found.partitions:
-            show(_table(records, wide=wide))
+            has_database = any(one.decided is not None for one in seen.stuck)
+            columns = [name for name in _COLUMNS if (wide or name not in _FOR_WIDE) and (has_database or name != "database")]
+            show_facts(STUCK, seen.stuck, columns)
             for command in dict.fromkeys(commands):
                 completes = command.startswith("dualwrite transactions complete")
                 say(f"Next{', if its writer is gone' if completes else ''}: {command}")
         else:
             partitions = counted(found.searched, "partition")
             typer.echo(f"No consumer waits in {partitions} for a transaction older than {where.longer:g} s.")
-        journals.show(cluster, kafka_answers=True)
+        say_what_waits(journals, cluster, kafka_answers=True)
         show_unreadable(found.unreadable)
-        show_problems(found.problems, found.hidden)
+        show_missing(found)
     if seen.unread is not None:
         typer.echo(f"The positions of groups in the database are missing: {error_text(seen.unread)}", err=True)
-    if journals.unread is not None:
-        typer.echo(f"The journals in the database are missing: {error_text(journals.unread)}", err=True)
-    end(found=bool(found.partitions or found.problems or journals.states) or not is_complete)
+    if unread is not None:
+        typer.echo(f"The journals in the database are missing: {error_text(unread)}", err=True)
+    if found.partitions or found.problems or journals or not is_complete:
+        raise typer.Exit(FOUND)
 
 
-def next_command(one: StuckPartition, decided: Mapping[str, Decided], given: Given) -> str:
+def next_command(one: Stuck, given: Given) -> str:
     """The command that ends the transaction, or shows more about it if what is known is not enough."""
     end, holder = one.end, one.holder
     place = ("--topic", end.topic, "--partition", str(end.partition))
@@ -109,7 +107,7 @@ def next_command(one: StuckPartition, decided: Mapping[str, Decided], given: Giv
         return given.command("transactions", "find-hanging", *place, with_database=False)
     if holder.transactional_id is None:
         return given.command("transactions", "describe-producers", *place, with_database=False)
-    database = decided.get(holder.transactional_id)
+    database = one.decided
     if database is None and is_made_by_dualwrite(holder.transactional_id):
         return f"{given.command('stuck')} --url URL"  # of the database that decides
     does = "describe" if database is None or database.plan is None or database.error is not None else "complete"
@@ -119,61 +117,23 @@ def next_command(one: StuckPartition, decided: Mapping[str, Decided], given: Giv
 # --- journals ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Journals:
-    """The journals of the database that are open, or have entries; `unread` if they could not be read."""
-
-    states: tuple[JournalState, ...] = ()
-    unread: StoreError | None = None
-
-    def show(self, given: Given, *, kafka_answers: bool | None) -> None:
-        """Say what each waits for, and for whom."""
-        for state in self.states:
-            for line in waiting_lines(state, given, kafka_answers=kafka_answers):
-                say(line)
-
-
-def _open_journals(settings: Settings) -> Journals:
+def _open_journals(settings: Settings) -> tuple[tuple[JournalState, ...], StoreError | None]:
+    """The journals of the database that are open, or have entries; or why they could not be read."""
+    if settings.database_url is None:
+        return (), None
     with store_for(settings) as store:
         try:
-            return Journals(open_journals(store))
+            return open_journals(store), None
         except StoreError as error:
-            return Journals(unread=error)
+            return (), error
 
 
 @contextmanager
-def _shown_without_kafka(journals: Journals, given: Given, *, as_json: bool) -> Iterator[None]:
+def _shown_without_kafka(journals: Iterable[JournalState], given: Given, *, as_json: bool) -> Iterator[None]:
     """If Kafka does not answer, show at least the journals, which then wait for it."""
     try:
         yield
     except BrokerUnavailableError:
         if not as_json:
-            journals.show(given, kafka_answers=False)
+            say_what_waits(journals, given, kafka_answers=False)
         raise
-
-
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
-_COLUMNS: Final[Columns] = {
-    "Topic": "topic",
-    "Partition": "partition",
-    "LastStableOffset": "last_stable_offset",
-    "HighWatermark": "high_watermark",
-    "Records": "records_behind",
-    "Duration(s)": lambda one: seconds_text(one["age_ms"]),
-    "TransactionalId": "transactional_id",
-    "ProducerId": "producer_id",
-    "ProducerEpoch": "producer_epoch",
-    "State": holder_words,
-    "Groups": groups_words,
-}
-_FOR_WIDE: Final = frozenset({"LastStableOffset", "HighWatermark", "ProducerId", "ProducerEpoch"})
-
-
-def _table(records: list[Record], *, wide: bool) -> RenderableType:
-    """The table, with all columns or only the most important ones."""
-    columns = {name: column for name, column in _COLUMNS.items() if wide or name not in _FOR_WIDE}
-    if any(one["database"] is not None for one in records):
-        columns["Database"] = lambda one: one["database"] and decision_text(one["database"])
-    return table_of(columns, cells(columns, records), terminal_width())

@@ -8,39 +8,169 @@ reached.
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated
+from collections.abc import Iterable
+from functools import partial
+from operator import itemgetter
+from typing import Annotated, Final
 
 import typer
 
-from dualwrite.admin import DescribedTransaction, TransactionAdmin
+from dualwrite.admin import (
+    DescribedTransaction,
+    Ending,
+    Examined,
+    HangingSearch,
+    PartitionProducers,
+    RecordTransaction,
+    TransactionAdmin,
+)
 from dualwrite.admin.decisions import Decided
 from dualwrite.cli import transactions_ending
-from dualwrite.cli.options import AsJson, decisions_for, grouped
-from dualwrite.cli.output import show_records
-from dualwrite.cli.tool_options import Broker, Cluster, ClusterAndDatabase, Partition, Partitions, ToolGroup, Topic, end
-from dualwrite.cli.transactions_output import (
-    LISTED,
-    described_record,
-    hidden_topics,
-    print_document,
-    producers_record,
-    search_record,
-    show_described,
-    show_problems,
-    show_producers,
-    show_search,
-    show_transaction,
-    transaction_record,
+from dualwrite.cli.options import (
+    AsJson,
+    Broker,
+    Cluster,
+    ClusterAndDatabase,
+    Partition,
+    Partitions,
+    ToolGroup,
+    Topic,
+    decisions_for,
+    grouped,
 )
+from dualwrite.cli.output import FOUND, UNREADABLE, conclude, print_document, say, show_facts, show_unreadable
+from dualwrite.cli.transactions_ending import (
+    DESCRIBED,
+    EXAMINED,
+    PRODUCER,
+    PRODUCER_COLUMNS,
+    STATE,
+    DescribedId,
+    hidden_topics,
+    partitions_of,
+    show_described,
+)
+from dualwrite.diagnosis.facts import Fact, Facts
+from dualwrite.diagnosis.stuck import DECIDED, REASON, decision_words
 from dualwrite.settings import Settings
-from dualwrite.texts import now_ms
+from dualwrite.texts import counted, time_text
 
 app = typer.Typer(
     cls=ToolGroup,
     no_args_is_help=True,
     epilog="As with kafka-transactions.sh, options may precede the command.",
 )
+
+
+# --- the facts, and what is printed of them -----------------------------------------------------------------------------------
+
+LISTED: Final = Facts(
+    Fact("transactional_id", "TransactionalId"),
+    Fact("coordinator", "Coordinator"),
+    Fact("producer_id", "ProducerId"),
+    Fact("state", "State"),
+    columns=("transactional_id", "producer_id", "coordinator", "state"),
+)
+"""The facts about an id of `list`."""
+
+
+PRODUCERS: Final = Facts(*UNREADABLE, Fact("producers", value=lambda found: PRODUCER.records(found.producers)))
+"""The facts about a partition of `describe-producers`, or one that `find-hanging` could not search."""
+
+_IN_PARTITION: Final = Facts(
+    Fact("partition", "Partition", itemgetter(0)), *PRODUCER.at(itemgetter(1)), columns=("partition", *PRODUCER_COLUMNS)
+)
+
+
+def show_producers(found: Iterable[PartitionProducers]) -> None:
+    """The table of `describe-producers`."""
+    partitions = list(found)
+    rows = [(UNREADABLE.record(one)["partition"], each) for one in partitions for each in one.producers]
+    if rows:
+        show_facts(_IN_PARTITION, rows)
+    elif any(one.problem is None for one in partitions):
+        typer.echo("No producer has written here recently.")
+    show_unreadable(partitions)
+
+
+_HANGING: Final = Facts(
+    *EXAMINED.at(lambda found: Examined(found.opened, found, None)), Fact("coordinator"), columns=EXAMINED.columns
+)
+SEARCH: Final = Facts(
+    Fact("limit_ms"),
+    Fact("searched_partitions", value="searched"),
+    Fact("open_transactions", value="open"),
+    Fact("hanging", value=lambda search: _HANGING.records(search.hanging)),
+    Fact("undecided", value=lambda search: _HANGING.records(search.undecided)),
+    Fact("unreadable", value=lambda search: PRODUCERS.records(search.unreadable)),
+)
+"""The facts of `find-hanging`."""
+
+
+def show_search(search: HangingSearch) -> None:
+    """The tables of `find-hanging`."""
+    show_facts(_HANGING, search.hanging, empty="No hanging transaction was found.")
+    if search.undecided:
+        typer.echo("These may hang; whether they do is not certain:")
+        show_facts(_HANGING, search.undecided)
+    typer.echo(
+        f"Searched {counted(search.searched, 'partition')} with {counted(search.open, 'open transaction')}; "
+        f"examined those older than {search.limit_ms / 1000:g} s."
+    )
+    show_unreadable(search.unreadable)
+
+
+_OF: Final = Facts(
+    *(Fact(name) for name in ("topic", "partition", "offset", "timestamp_ms", "is_marker", "producer_id")),
+    Fact("producer_epoch", value="epoch"),
+    Fact("ending", value="ending.name"),
+    Fact("transaction_start_offset", value="opened.producer.transaction_start_offset"),
+    Fact("transactional_id"),
+    Fact("coordinator", value="described.coordinator"),
+    Fact("now", value=Facts(*STATE, Fact("partitions", value=partitions_of)).nested("described.description")),
+    *REASON.at("hanging.reason"),
+)
+OF: Final = Facts(*_OF.at(itemgetter(0)), Fact("database", value=DECIDED.nested(itemgetter(1))))
+"""The facts of `of`: about a RecordTransaction, and what the database decided."""
+
+
+def show_transaction(found: RecordTransaction, decided: Decided | None) -> None:
+    """The lines of `of`; `decided` is what the database knows about an open transaction."""
+    what = "marker" if found.is_marker else "record"
+    lines = [("Written", time_text(found.timestamp_ms)), ("Transaction", found.ending.value)]
+    if found.producer_id is not None:
+        lines.append(("Producer", f"id {found.producer_id}, epoch {found.epoch}"))
+    if found.opened is not None:
+        lines.append(("Began at", f"offset {found.opened.producer.transaction_start_offset}"))
+    if found.ending is not Ending.NONE:
+        lines += _id_lines(found)
+    if found.hanging is not None:
+        lines.append(("It hangs" if found.hanging.reason.is_conclusive else "It may hang", found.hanging.reason.value))
+    if (words := decision_words(decided)) is not None:
+        lines.append(("In the database", words))
+    say(f"The {what} {found.topic}-{found.partition} at {found.offset}:")
+    width = max(len(name) for name, _ in lines)
+    for name, text in lines:
+        say(f"{name:<{width}}  {text}")
+
+
+def _id_lines(found: RecordTransaction) -> list[tuple[str, str]]:
+    """The transactional id of `of`, or why there is none."""
+    if found.described is None and found.is_searched:
+        return [("TransactionalId", "no coordinator lists one with this producer id")]
+    if found.described is None:
+        missing = "; ".join(error.next_step for error in found.hidden if error.next_step)
+        return [("TransactionalId", f"not known: {missing or 'not every coordinator responded'}")]
+    lines = [("TransactionalId", f"{found.transactional_id} (coordinator: broker {found.described.coordinator})")]
+    described = found.described.description
+    if described is not None:
+        lines.append(("Its state now", f"{described.status.value}, epoch {described.epoch}"))
+    elif found.described.problem is not None:
+        lines.append(("Its state now", f"not known: {found.described.problem}"))
+    return lines
+
+
+# --- the commands -------------------------------------------------------------------------------------------------------------
 
 
 @app.command("list")
@@ -79,17 +209,9 @@ def list_command(
         longer = None if milliseconds < 0 else milliseconds / 1000
     with cluster.admin() as admin:
         result = admin.list(states=states or (), producer_ids=producer_ids or (), pattern=pattern, running_longer_than=longer)
-    records = [asdict(one) for one in result]
-    if as_json:
-        found = {"transactions": records}
-        print_document("transactions list", found, complete=result.complete, problems=result.problems, hidden=result.hidden)
-    else:
-        if records:
-            show_records(LISTED, records)
-        else:
-            typer.echo("No transactional id was found.")
-        show_problems(result.problems, result.hidden)
-    end(found=bool(result.problems))
+    found = {"transactions": LISTED.records(result)}
+    show = partial(show_facts, LISTED, result, empty="No transactional id was found.")
+    conclude("transactions list", found, show, result, as_json=as_json)
 
 
 @app.command("describe")
@@ -115,15 +237,15 @@ def describe_command(
     settings = cluster.settings()
     with cluster.admin() as admin:
         described, decided = _described(admin, settings, list(named))
-    now = now_ms()
-    records = [described_record(one, decided.get(one.transactional_id), now) for one in described]
+    seen = [DescribedId(one, decided.get(one.transactional_id)) for one in described]
     hidden = hidden_topics(described)
     complete = not hidden and not any(one.problem for one in described) and not any(one.error for one in decided.values())
     if as_json:
-        print_document("transactions describe", {"transactions": records}, complete=complete, hidden=hidden)
+        print_document("transactions describe", {"transactions": DESCRIBED.records(seen)}, complete=complete, hidden=hidden)
     else:
-        show_described(described, records)
-    end(found=not complete or any(one.is_unknown for one in described))
+        show_described(seen)
+    if not complete or any(one.is_unknown for one in described):
+        raise typer.Exit(FOUND)
 
 
 def _described(
@@ -150,16 +272,10 @@ def describe_producers_command(
     """Show the producers that a topic's partitions remember, and where their open transactions begin."""
     with cluster.admin() as admin:
         result = admin.describe_producers(topic, partitions or (), broker=broker)
-    now = now_ms()
-    records = [producers_record(one, now) for one in result]
     ok = all(one.problem is None for one in result)
-    if as_json:
-        found = {"partitions": records}
-        print_document("transactions describe-producers", found, complete=result.complete and ok, problems=result.problems)
-    else:
-        show_producers(result, records)
-        show_problems(result.problems)
-    end(found=bool(result.problems) or not ok)
+    found, show = {"partitions": PRODUCERS.records(result)}, partial(show_producers, result.found)
+    name = "transactions describe-producers"
+    conclude(name, found, show, result, complete=result.complete and ok, as_json=as_json, failed=not ok)
 
 
 @app.command("find-hanging")
@@ -193,14 +309,9 @@ def find_hanging_command(
             broker=broker,
             max_transaction_timeout=None if limit is None else limit * 60,
         )
-    found = search_record(search, now_ms())
-    if as_json:
-        name = "transactions find-hanging"
-        print_document(name, found, complete=search.complete, problems=search.problems, hidden=search.hidden)
-    else:
-        show_search(found, search.unreadable)
-        show_problems(search.problems, search.hidden)
-    end(found=bool(search.hanging or search.problems) or not search.complete)
+    failed = bool(search.hanging) or not search.complete
+    name = "transactions find-hanging"
+    conclude(name, SEARCH.record(search), partial(show_search, search), search, as_json=as_json, failed=failed)
 
 
 @app.command("of")
@@ -226,14 +337,9 @@ def of_command(
             with decisions_for(settings) as decisions:
                 decided = decisions.of(found.transactional_id)
     complete = found.complete and (decided is None or decided.error is None)
-    record = transaction_record(found, decided, now_ms())
-    if as_json:
-        fields = {"record": record}
-        print_document("transactions of", fields, complete=complete, problems=found.problems, hidden=found.hidden)
-    else:
-        show_transaction(found, record["database"])
-        show_problems(found.problems, found.hidden)
-    end(found=found.opened is not None or bool(found.problems) or not complete)
+    record, show = {"record": OF.record((found, decided))}, partial(show_transaction, found, decided)
+    failed = found.opened is not None or not complete
+    conclude("transactions of", record, show, found, complete=complete, as_json=as_json, failed=failed)
 
 
 app.registered_commands += transactions_ending.app.registered_commands

@@ -6,9 +6,10 @@ is never aborted: `dualwrite.admin.decisions` has the rules.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -23,25 +24,147 @@ from dualwrite.admin.decisions import (
     refusal_to_complete,
     refusal_to_terminate,
 )
-from dualwrite.cli.options import AsJson, Yes, confirm, decisions_for, grouped, refuse, say
-from dualwrite.cli.output import Record, show_records
-from dualwrite.cli.recovery_output import Entries, counted_lost, outcome_record, outcome_records, show_lost, show_report
-from dualwrite.cli.tool_options import ClusterAndDatabase, Partition, Topic, WithoutDatabase, end
-from dualwrite.cli.transactions_output import (
-    HANGING,
-    described_record,
-    examined_record,
-    hidden_topics,
-    print_document,
-    show_described,
+from dualwrite.cli.options import (
+    AsJson,
+    ClusterAndDatabase,
+    Partition,
+    Topic,
+    WithoutDatabase,
+    Yes,
+    confirm,
+    database_url,
+    decisions_for,
+    grouped,
 )
-from dualwrite.errors import DualWriteError, RepairRefusedError, StateTableMissingError, StoreUnavailableError, shell_word
+from dualwrite.cli.output import FOUND, print_document, say, show_facts
+from dualwrite.cli.recovery_output import COUNTED, LOST, RESOLVED, Entries, Resolved, resolved, show_report
+from dualwrite.diagnosis.facts import Fact, Facts, Record
+from dualwrite.diagnosis.stuck import DECIDED
+from dualwrite.errors import (
+    BrokerAuthorizationError,
+    DualWriteError,
+    RepairRefusedError,
+    StateTableMissingError,
+    StoreUnavailableError,
+    shell_word,
+)
 from dualwrite.jobs.ledger import open_job_of
+from dualwrite.kafka.client.time_budget import NO_TIMEOUT_MS
 from dualwrite.recovery.decision import Decision
 from dualwrite.settings import Settings
-from dualwrite.texts import now_ms
+from dualwrite.state import TransactionDescription
+from dualwrite.texts import error_text, now_ms, seconds_text, time_text
+
+_GRANT_TOPICS: Final = "grant the principal Describe on its topics"
 
 app = typer.Typer()
+
+
+# --- what is shown of a transaction -------------------------------------------------------------------------------------------
+
+
+class DescribedId(NamedTuple):
+    """An id as its coordinator describes it, and what the database knows about it; None if it was not asked."""
+
+    described: DescribedTransaction
+    decided: Decided | None
+
+
+def partitions_of(found: TransactionDescription | None) -> list[Record]:
+    """The partitions of a transaction, as records."""
+    partitions = () if found is None else sorted(found.partitions)
+    return [{"topic": topic, "partition": partition} for topic, partition in partitions]
+
+
+def _partition_words(partitions: Iterable[Record]) -> str:
+    return ",".join(f"{one['topic']}-{one['partition']}" for one in partitions)
+
+
+STATE: Final = Facts(
+    Fact("state", "State", "status"),
+    Fact("producer_id", "ProducerId"),
+    Fact("producer_epoch", "ProducerEpoch", "epoch"),
+    Fact("timeout_ms", "TimeoutMs", words=lambda limit: "none" if limit == NO_TIMEOUT_MS else limit),
+    Fact("start_time_ms", "StartTime", lambda one: one.start_time_ms if one.start_time_ms >= 0 else None, time_text),
+    Fact("age_ms", "Duration(s)", lambda one: now_ms() - one.start_time_ms if one.start_time_ms >= 0 else None, seconds_text),
+)
+DESCRIBED: Final = Facts(
+    Fact("transactional_id", "TransactionalId", "described.transactional_id"),
+    Fact("known", value=lambda seen: seen.described.description is not None),
+    Fact("coordinator", "Coordinator", "described.coordinator"),
+    *STATE.at("described.description"),
+    Fact("partitions", "TopicPartitions", lambda seen: partitions_of(seen.described.description), _partition_words),
+    Fact("database", value=DECIDED.nested("decided")),
+    Fact("error", value="described.problem"),
+    columns=(
+        *("transactional_id", "producer_id", "producer_epoch", "coordinator", "state"),
+        *("timeout_ms", "start_time_ms", "age_ms", "partitions"),
+    ),
+)
+"""The facts about an id of `describe` (`DescribedId`)."""
+
+_IN_DATABASE: Final = Facts(Fact("", "TransactionalId", "described.transactional_id"), *DECIDED.at("decided"))
+
+
+def show_described(seen: Iterable[DescribedId]) -> None:
+    """The tables of `describe`: what Kafka knows, and what the database knows if one was given."""
+    shown = list(seen)
+    if known := [one for one in shown if one.described.description is not None]:
+        show_facts(DESCRIBED, known)
+    for one, _ in shown:
+        if one.problem is not None:
+            typer.echo(error_text(one.problem), err=True)
+        elif one.is_unknown:
+            where = "" if one.coordinator is None else f" (broker {one.coordinator})"
+            say(f"{one.transactional_id}: unknown to its coordinator{where}", err=True)
+        elif one.hides_topics:
+            say(f"{one.transactional_id}: Kafka leaves out the topics of its transaction; {_GRANT_TOPICS}", err=True)
+    if decided := [one for one in shown if one.decided is not None]:
+        typer.echo("In the database:")
+        show_facts(_IN_DATABASE, decided)
+        errors = [one.decided.error for one in decided if one.decided is not None and one.decided.error is not None]
+        for message in dict.fromkeys(map(error_text, errors)):
+            typer.echo(message, err=True)
+
+
+def hidden_topics(described: Iterable[DescribedTransaction]) -> list[DualWriteError]:
+    """An error for each transaction whose topics Kafka leaves out."""
+    return [
+        BrokerAuthorizationError(
+            f"Kafka leaves out the topics of the transaction of {one.transactional_id!r}.",
+            transactional_id=one.transactional_id,
+            cause="the principal lacks an ACL",
+            next_step=_GRANT_TOPICS,
+        )
+        for one in described
+        if one.hides_topics
+    ]
+
+
+PRODUCER: Final = Facts(
+    Fact("producer_id", "ProducerId"),
+    Fact("producer_epoch", "ProducerEpoch", "epoch"),
+    Fact("last_sequence"),
+    Fact("last_timestamp_ms", "LastTimestamp", words=time_text),
+    Fact("age_ms", "Duration(s)", lambda one: one.age_ms(now_ms()), seconds_text),
+    Fact("coordinator_epoch", "CoordinatorEpoch"),
+    Fact("transaction_start_offset", "StartOffset"),
+)
+PRODUCER_COLUMNS: Final = (
+    *("producer_id", "producer_epoch", "transaction_start_offset"),
+    *("last_timestamp_ms", "age_ms", "coordinator_epoch"),
+)
+EXAMINED: Final = Facts(
+    Fact("topic", "Topic", "opened.topic"),
+    Fact("partition", "Partition", "opened.partition"),
+    Fact("broker", value="opened.broker"),
+    *PRODUCER.at("opened.producer"),
+    Fact("reason", value="verdict.reason.name"),
+    Fact("why", "Because", "verdict.reason.value", lambda why: why or "its coordinator will end it"),
+    Fact("transactional_id", "TransactionalId", "name_at_kafka"),
+    columns=("topic", "partition", *PRODUCER_COLUMNS, "transactional_id", "why"),
+)
+"""The facts about the transaction of `abort`."""
 
 
 # --- a hanging transaction in its partition ---------------------------------------------------------------------------
@@ -104,9 +227,9 @@ def abort_command(
     settings = cluster.settings()
     with cluster.admin() as admin:
         found = which.examined(admin)
-        record = examined_record(found, now_ms())
+        record = EXAMINED.record(found)
         if not as_json:
-            show_records(HANGING, [record])
+            show_facts(EXAMINED, [found])
         refusal = (
             found.refusal(force=True)
             or _refusal_of_database(settings, found, without_database=without_database)
@@ -225,8 +348,7 @@ def complete_command(*, one_id: OneId, cluster: ClusterAndDatabase, yes: Yes = F
     writer on it is fenced. A logical id includes its lanes.
     """
     name, settings = one_id.name(), cluster.settings()
-    if settings.database_url is None:
-        refuse("No database is given: use --url, or the environment variable DUALWRITE_DATABASE_URL.")
+    database_url(settings)  # or there is nothing that decides
     repair = _Repair("transactions complete", yes, as_json)
     with cluster.admin() as admin, decisions_for(settings) as decisions:
         repair.examine(admin, decisions, name)
@@ -251,8 +373,8 @@ class _Repair:
     as_json: bool
     described: list[DescribedTransaction] = field(default_factory=list)
     decided: dict[str, Decided] = field(default_factory=dict)
-    shown: list[Record] = field(default_factory=list)
-    outcomes: list[Record] = field(default_factory=list)
+    shown: Sequence[Record] = ()
+    outcomes: list[Resolved] = field(default_factory=list)
     unacknowledged: Entries = field(default_factory=list)
 
     def examine(self, admin: TransactionAdmin, decisions: Decisions | None, given: str) -> None:
@@ -261,10 +383,10 @@ class _Repair:
         if decisions is not None:
             self.decided = decisions.of_each(one.transactional_id for one in self.described)
             self.described = [self.decided[one.transactional_id].seen(one) for one in self.described]
-        now = now_ms()
-        self.shown = [described_record(one, self.decided_about(one), now) for one in self.described]
+        seen = [DescribedId(one, self.decided_about(one)) for one in self.described]
+        self.shown = DESCRIBED.records(seen)
         if not self.as_json:
-            show_described(self.described, self.shown)
+            show_described(seen)
         rows = [found.row.transactional_id for found in self.decided.values() if found.row is not None]
         if decisions is not None and rows:
             _refuse_open_job(decisions, rows)
@@ -295,15 +417,15 @@ class _Repair:
         )
         report = decisions.carry_out(planned.values())
         # as always in this document: first what was resolved, then what was taken over, then what failed
-        self.outcomes += sorted(outcome_records(report), key=lambda one: (bool(one["error"]), bool(one["taken_over_by"])))
+        self.outcomes += sorted(resolved(report), key=lambda one: (bool(one.error), bool(one.taken_over_by)))
         self.unacknowledged += report.unacknowledged
         if not self.as_json:
             show_report(report)
 
     def stop(self, one: DescribedTransaction, error: DualWriteError | typer.Abort) -> None:
         """Record why an id was not ended after others were; the outcomes of those must be shown, too."""
-        why = str(error) if isinstance(error, DualWriteError) else "not confirmed"
-        self.outcomes.append(outcome_record(one.transactional_id, error=why))
+        why = f"{error}" if isinstance(error, DualWriteError) else "not confirmed"
+        self.outcomes.append(Resolved(one.transactional_id, error=why))
         say(f"{one.transactional_id}: {why}", err=True)
 
     def report_nothing_done(self) -> None:
@@ -315,17 +437,21 @@ class _Repair:
         typer.echo("It has no open transaction: nothing to do.")
         if self.unacknowledged:
             typer.echo("Lost or unverified, not acknowledged:")
-            show_lost(self.unacknowledged)
+            show_facts(LOST, self.unacknowledged)
 
     def end(self) -> None:
         """Print the JSON, and exit with code 1 if something is left to do, or could not be seen."""
         hidden = hidden_topics(self.described)
         if self.as_json:
-            lost = counted_lost(self.unacknowledged)
-            found = {"transactions": self.shown, "outcomes": self.outcomes, "unacknowledged": lost}
+            found = {
+                "transactions": self.shown,
+                "outcomes": RESOLVED.records(self.outcomes),
+                "unacknowledged": COUNTED.records(self.unacknowledged),
+            }
             print_document(self.command, found, complete=not hidden, hidden=hidden)
-        unfinished = any(one["error"] is not None or one["taken_over_by"] is not None for one in self.outcomes)
-        end(found=unfinished or bool(self.unacknowledged) or bool(hidden))
+        unfinished = any(one.error is not None or one.taken_over_by is not None for one in self.outcomes)
+        if unfinished or self.unacknowledged or hidden:
+            raise typer.Exit(FOUND)
 
 
 def _terminate(repair: _Repair, admin: TransactionAdmin, decisions: Decisions | None, one: DescribedTransaction) -> None:
@@ -358,7 +484,7 @@ def _terminate(repair: _Repair, admin: TransactionAdmin, decisions: Decisions | 
         yes=repair.yes,
     )
     admin.force_terminate(name, producer_id=description.producer_id, epoch=description.epoch)
-    repair.outcomes.append(outcome_record(name, outcome="aborted"))
+    repair.outcomes.append(Resolved(name, outcome="aborted"))
     if not repair.as_json:
         typer.echo("Aborted.")
 

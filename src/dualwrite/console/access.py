@@ -18,7 +18,7 @@ from dualwrite.console.actions import Form
 FORM_TOKEN: Final = "token"  # noqa: S105  (the name of a field)
 FORM_COOKIE: Final = "dualwrite_console_form"
 SESSION_COOKIE: Final = "dualwrite_console"
-_LONGEST_FORM: Final = 256 * 1024
+_FORM_BYTES: Final = 256 * 1024
 
 
 class Role(Enum):
@@ -103,12 +103,12 @@ async def read_form(request: Request) -> Form | None:
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > _LONGEST_FORM:
+        if len(body) > _FORM_BYTES:
             return None
     return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
 
 
-def is_forged(request: Request, form: Form, origins: Collection[str]) -> str | None:
+def forgery(request: Request, form: Form, origins: Collection[str]) -> str | None:
     """Why a form is not one of our own pages'; None if it is.
 
     The browser says from which page it comes (Origin), and it must have the token of our cookie, which other pages can neither
@@ -119,7 +119,8 @@ def is_forged(request: Request, form: Form, origins: Collection[str]) -> str | N
         if request.headers.get("sec-fetch-site") != "same-origin":
             return "the browser has not said from which page it comes"
     elif origin not in origins and urlsplit(origin).netloc != request.headers.get("host"):
-        return f"it comes from a page of {origin}"
+        proxy = "if that is your proxy, name it with --origin, or console(…, origins=[…])"
+        return f"it comes from a page of {origin}, and the request is for {request.headers.get('host')} ({proxy})"
     cookie, given = request.cookies.get(FORM_COOKIE, ""), form.get(FORM_TOKEN, ("",))[0]
     if not cookie or not _same(cookie, given):
         return "it has no valid token"

@@ -14,31 +14,31 @@ import anyio
 from dualwrite.console.subject import Subject
 from dualwrite.errors import DualWriteError, RepairRefusedError, TransactionChangedError, UsageError
 from dualwrite.jobs.ledger import open_job_of
-from dualwrite.logs import SubjectLogger, if_unexpected
-from dualwrite.outbox.dead_letters import DeadLetters
-from dualwrite.outbox.drain import sql_store
-from dualwrite.outbox.journal_drain import drained_prefix
+from dualwrite.observability.logs import SubjectLogger, if_unexpected
 from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
-from dualwrite.relay.journal_by_hand import drain_journal, replay_letters
+from dualwrite.relay.dead_letters import DeadLetters
+from dualwrite.relay.drain import sql_store
+from dualwrite.relay.journal_keeper import drain_journal, replay_letters
 from dualwrite.settings import OnLost
 from dualwrite.stores.base import LostTransaction
 from dualwrite.texts import counted, printable
+from dualwrite.transactional_id import drained_prefix
 
 log = SubjectLogger(__name__)
 
 Form = Mapping[str, Sequence[str]]
 """The fields of a form, each with its values."""
 
-WAIT: Final = 15.0
+WAIT_SECONDS: Final = 15.0
 """Seconds after which the page is shown again, though the action goes on."""
 
-_STEP: Final = 0.02
-_KEPT: Final = 50
+_STEP_SECONDS: Final = 0.02
+_MAX_ACTIONS: Final = 50
 
 
 @dataclass
-class Carried:
+class Action:
     """An action.
 
     Args:
@@ -72,7 +72,7 @@ class Actions:
     def __init__(self, subject: Subject, done: Callable[[], None]) -> None:
         self._subject = subject
         self._done = done
-        self._carried: deque[Carried] = deque(maxlen=_KEPT)
+        self._carried: deque[Action] = deque(maxlen=_MAX_ACTIONS)
         self._running: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._all: dict[str, tuple[str, Callable[[Form], str]]] = {
@@ -91,12 +91,12 @@ class Actions:
         return frozenset(self._all)
 
     @property
-    def carried(self) -> list[Carried]:
+    def carried(self) -> list[Action]:
         """The last actions, the newest first."""
         return list(self._carried)[::-1]
 
-    async def carry_out(self, name: str, form: Form, who: str) -> Carried:
-        """Carry out an action, and wait for its end, at most for `WAIT` seconds.
+    async def carry_out(self, name: str, form: Form, who: str) -> Action:
+        """Carry out an action, and wait for its end, at most for `WAIT_SECONDS` seconds.
 
         Args:
             name: One of `names`.
@@ -106,7 +106,7 @@ class Actions:
         text, work = self._all[name]
         subject = {field: printable(values[0]) for field, values in form.items() if values}
         what = text.format_map({**dict.fromkeys(("id", "prefix", "relay", "group", "topic"), "?"), **subject})
-        carried = Carried(time.time(), printable(who), what)
+        carried = Action(time.time(), printable(who), what)
         self._carried.append(carried)
         log.warning("%s asks to %s", carried.who, what)
         key = (name, what)
@@ -118,17 +118,17 @@ class Actions:
         threading.Thread(
             target=self._run, args=(key, carried, work, form), name=f"dualwrite console {name}", daemon=True
         ).start()
-        until = time.monotonic() + WAIT
+        until = time.monotonic() + WAIT_SECONDS
         while carried.outcome is None and time.monotonic() < until:  # noqa: ASYNC110  (a thread sets it)
-            await anyio.sleep(_STEP)
+            await anyio.sleep(_STEP_SECONDS)
         return carried
 
-    def _run(self, key: tuple[str, str], carried: Carried, work: Callable[[Form], str], form: Form) -> None:
+    def _run(self, key: tuple[str, str], carried: Action, work: Callable[[Form], str], form: Form) -> None:
         try:
             outcome, carried.succeeded = work(form), True
             log.warning("done for %s: %s: %s", carried.who, carried.what, outcome)
         except Exception as error:
-            outcome = str(error) if isinstance(error, DualWriteError) else f"{type(error).__name__} (see the log)"
+            outcome = f"{error}" if isinstance(error, DualWriteError) else f"{type(error).__name__} (see the log)"
             log.warning("failed for %s: %s: %s", carried.who, carried.what, error, exc_info=if_unexpected(error))
         finally:
             with self._lock:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
@@ -22,8 +24,8 @@ from dualwrite.console.access import (
     Role,
     TokenAccess,
     everybody_may_look,
+    forgery,
     form_token,
-    is_forged,
     read_form,
     remember_forms,
     role_of,
@@ -33,10 +35,9 @@ from dualwrite.console.actions import Actions
 from dualwrite.console.detail import Detail, read_detail
 from dualwrite.console.pages import ASSETS, rendered
 from dualwrite.console.recent import Recent
-from dualwrite.console.sections import EVERY, Sections
-from dualwrite.console.subject import LIMIT, Subject
-from dualwrite.console.verdict import verdict
-from dualwrite.console.watched import Watched
+from dualwrite.console.sections import EVERY_SECONDS, Sections, verdict
+from dualwrite.console.shared_read import SharedRead
+from dualwrite.console.subject import LIMIT_SECONDS, Subject
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.observability import add_observer, remove_observer
@@ -47,12 +48,12 @@ from dualwrite.settings import Settings
 SECTIONS: Final = ("verdict", "stuck", "ids", "rates", "left", "doctor", "carried")
 """The sections, in the order of the page."""
 
-FIRST: Final = 1.0
+FIRST_SECONDS: Final = 1.0
 """Seconds that a page waits for what is not known yet; its sections ask again by themselves."""
 
-_MOST_DETAILS: Final = 20
+_MAX_DETAILS: Final = 20
 _BUSY: Final = "Too many ids are being read at the moment. Load the page again later."
-_YEAR: Final = 31_536_000
+_YEAR_SECONDS: Final = 31_536_000
 _POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     b"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -82,10 +83,10 @@ class Console:
         self._subject = subject
         self._recent = recent
         self._authorize = authorize
-        self._origins = frozenset(origins)
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
         self._sections = Sections(subject, recent, topics)
         self._actions = Actions(subject, self._read_again)
-        self._details: OrderedDict[str, Watched[Detail]] = OrderedDict()
+        self._details: OrderedDict[str, SharedRead[Detail]] = OrderedDict()
         self._app: ASGIApp = Starlette(
             routes=[
                 Route("/", self._for(self._page)),
@@ -107,7 +108,7 @@ class Console:
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
-        await self._app(scope, receive, with_headers)
+        await self._app(_placed(scope) if "path" in scope else scope, receive, with_headers)
 
     def close(self) -> None:
         """Observe the process no longer, and close the database if the console has opened it."""
@@ -144,7 +145,7 @@ class Console:
     # --- pages ------------------------------------------------------------------------------------------------------------
 
     async def _page(self, request: Request, role: Role) -> Response:
-        await _all(self._watched(), FIRST)
+        await _all(self._reads(), FIRST_SECONDS)
         return HTMLResponse(rendered("page.html", sections=SECTIONS, **self._values(request, role)))
 
     async def _section(self, request: Request, role: Role) -> Response:
@@ -153,24 +154,22 @@ class Console:
             return self._refused(request, "There is no such section.", 404)
         if name == "doctor" and "again" in request.query_params:
             self._sections.doctor.again()
-        await _all(self._of_section(name), FIRST if name == "verdict" else None)
+        await _all(self._reads(name), FIRST_SECONDS if name == "verdict" else None)
         return HTMLResponse(rendered(f"{name}.html", **self._values(request, role)))
 
     async def _id(self, request: Request, role: Role) -> Response:
-        detail = self._detail_of(request)
-        if detail is None:
-            return self._refused(request, _BUSY, 503)
-        answer = await detail.answer(FIRST)
-        values = self._values(request, role) | {"answer": answer, "name": request.path_params["name"]}
-        return HTMLResponse(rendered("id.html", **values))
+        return await self._of_id("id.html", FIRST_SECONDS, request, role)
 
     async def _detail(self, request: Request, role: Role) -> Response:
+        return await self._of_id("detail.html", None, request, role)
+
+    async def _of_id(self, template: str, wait: float | None, request: Request, role: Role) -> Response:
         detail = self._detail_of(request)
         if detail is None:
             return self._refused(request, _BUSY, 503)
-        answer = await detail.answer()
+        answer = await detail.answer(wait)
         values = self._values(request, role) | {"answer": answer, "name": request.path_params["name"]}
-        return HTMLResponse(rendered("detail.html", **values))
+        return HTMLResponse(rendered(template, **values))
 
     async def _act(self, request: Request, role: Role) -> Response:
         del role
@@ -178,24 +177,24 @@ class Console:
         form = await read_form(request)
         if name not in self._actions.names or form is None:
             return self._refused(request, "There is no such action.", 404)
-        why = is_forged(request, form, self._origins)
+        why = forgery(request, form, self._origins)
         if why is not None:
             return self._refused(request, f"The form was not accepted: {why}. Load the page again.", 403)
         fields = {field: values for field, values in form.items() if field != FORM_TOKEN}
         await self._actions.carry_out(name, fields, who(request))
         return RedirectResponse(f"{_base(request)}/#carried", status_code=303)
 
-    def _detail_of(self, request: Request) -> Watched[Detail] | None:
+    def _detail_of(self, request: Request) -> SharedRead[Detail] | None:
         """What is known of an id; None if too many are being read."""
         name = request.path_params["name"]
         if name not in self._details:
-            if len(self._details) >= _MOST_DETAILS:
+            if len(self._details) >= _MAX_DETAILS:
                 idle = next((each for each, known in self._details.items() if not known.is_running), None)
                 if idle is None:
                     return None
                 del self._details[idle]
             read = partial(read_detail, self._subject, self._recent, name)
-            self._details[name] = Watched(f"the id {name}", read, limit=LIMIT + 2, every=EVERY)
+            self._details[name] = SharedRead(f"the id {name}", read, limit=LIMIT_SECONDS + 2, every=EVERY_SECONDS)
         self._details.move_to_end(name)
         return self._details[name]
 
@@ -204,10 +203,11 @@ class Console:
         subject = self._subject
         return {
             "base": _base(request),
+            "process": f"{socket.gethostname()}, pid {os.getpid()}",
             "role": role.value,
             "is_operator": role is Role.OPERATOR,
             "token": form_token(request),
-            "every": math.ceil(EVERY) + 1,
+            "every": math.ceil(EVERY_SECONDS) + 1,
             "subject": subject,
             "servers": KafkaConfig.of(subject.settings.kafka).servers if subject.has_kafka else None,
             "data": self._sections,
@@ -215,43 +215,30 @@ class Console:
             "carried": self._actions.carried,
         }
 
-    def _watched(self) -> list[Watched[Any]]:
-        sections, subject = self._sections, self._subject
-        found: list[Watched[Any]] = [sections.doctor]
-        if subject.has_database:
-            found += (sections.ids, sections.left)
-        if subject.has_kafka:
-            found.append(sections.stuck)
-        if subject.dead_letter_topics:
-            found.append(sections.topics)
-        if subject.has_database and subject.has_kafka:
-            found.append(sections.seen)
-        return found
-
-    def _of_section(self, name: str) -> list[Watched[Any]]:
-        """What a section shows, as far as it can be read."""
-        of = self._sections
-        parts: dict[str, tuple[Watched[Any], ...]] = {
-            "verdict": (of.ids, of.seen, of.stuck, of.left, of.topics),
-            "stuck": (of.stuck,),
-            "ids": (of.ids, of.seen),
-            "rates": () if self._recent is not None else (of.ids,),
-            "left": (of.ids, of.left, of.topics),
-            "doctor": (of.doctor,),
-        }
-        readable = self._watched()
-        return [each for each in parts.get(name, ()) if each in readable]
+    def _reads(self, section: str | None = None) -> list[SharedRead[Any]]:
+        """What a section shows, or the whole page, as far as it can be read."""
+        of, subject = self._sections, self._subject
+        has_both = subject.has_database and subject.has_kafka
+        shown: list[tuple[SharedRead[Any], bool, tuple[str, ...]]] = [
+            (of.doctor, True, ("doctor",)),
+            (of.ids, subject.has_database, ("verdict", "ids", "left", *(("rates",) if self._recent is None else ()))),
+            (of.left, subject.has_database, ("verdict", "left")),
+            (of.stuck, subject.has_kafka, ("verdict", "stuck")),
+            (of.topics, bool(subject.dead_letter_topics), ("verdict", "left")),
+            (of.seen, has_both, ("verdict", "ids")),
+        ]
+        return [read for read, is_readable, sections in shown if is_readable and (section is None or section in sections)]
 
     def _read_again(self) -> None:
-        for watched in (*self._watched(), *self._details.values()):
-            if watched is not self._sections.doctor:
-                watched.again()
+        for read in (*self._reads(), *self._details.values()):
+            if read is not self._sections.doctor:
+                read.again()
 
 
-async def _all(watched: Iterable[Watched[Any]], wait: float | None) -> None:
+async def _all(reads: Iterable[SharedRead[Any]], wait: float | None) -> None:
     """Wait for the answers, all at the same time."""
     async with anyio.create_task_group() as tasks:
-        for each in watched:
+        for each in reads:
             tasks.start_soon(each.answer, wait)
 
 
@@ -259,13 +246,23 @@ async def _static(request: Request) -> Response:
     asset = ASSETS.get(request.path_params["name"])
     if asset is None:
         return Response(status_code=404)
-    cache = {"cache-control": f"public, max-age={_YEAR}, immutable"}
+    cache = {"cache-control": f"public, max-age={_YEAR_SECONDS}, immutable"}
     return Response(asset.content, media_type=asset.media_type, headers=cache)
+
+
+def _placed(scope: Scope) -> Scope:
+    """The scope with a path that begins with the root path, whether a proxy has kept that or taken it away."""
+    root, path = str(scope.get("root_path", "")).rstrip("/"), str(scope["path"])
+    if path == root:
+        path = f"{root}/"
+    elif not path.startswith(f"{root}/"):
+        path = scope.get("app_root_path", root) + path  # mounted: only what is above the whole application can be missing
+    return {**scope, "root_path": root, "path": path}
 
 
 def _base(request: Request) -> str:
     """The path below which the console is, without a slash at its end."""
-    return str(request.scope.get("root_path", "")).rstrip("/")
+    return str(request.scope["root_path"])
 
 
 def _private(response: Response) -> Response:

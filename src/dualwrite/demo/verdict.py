@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from dualwrite.demo.flights import Flight
 from dualwrite.demo.supervisor import Tally
+from dualwrite.demo.worker import Options
 
 EXAMPLES: Final = 5
 """How many disagreements of a kind, and errors, are shown."""
@@ -19,7 +20,7 @@ Content = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class TopicMessage:
     """One committed message; its content is None if that is not a departure."""
 
     partition: int
@@ -40,7 +41,7 @@ class Evidence:
 
     flights: Sequence[Flight]
     rows: Sequence[Content]
-    messages: Sequence[Message]
+    messages: Sequence[TopicMessage]
     aircraft: Mapping[str, Content]
 
 
@@ -82,7 +83,7 @@ def compare(evidence: Evidence) -> Findings:
     """Find all disagreements."""
     found = Findings()
     rows: dict[int, list[Content]] = defaultdict(list)
-    messages: dict[int, list[Message]] = defaultdict(list)
+    messages: dict[int, list[TopicMessage]] = defaultdict(list)
     for row in evidence.rows:
         rows[row["number"]].append(row)
     for message in evidence.messages:
@@ -145,16 +146,13 @@ def _number(content: Content | None) -> int:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DemoVerdict:
     """The result of one run: what was asked for, the figures, the disagreements, and what is left to recover.
 
     `unresolved` are transactional ids; `places` says where database, topic and logs are, by name.
     """
 
-    naive: bool
-    pool: bool
-    departures: int
-    kills_wanted: int
+    options: Options
     rows: int
     messages: int
     tally: Tally
@@ -171,7 +169,7 @@ class Verdict:
     @property
     def all_agree(self) -> bool:
         """Whether all was done as planned, nothing is left to recover, and database and topic agree record by record."""
-        as_planned = self.tally.kills == self.kills_wanted and not self.tally.errors and self.rows > 0
+        as_planned = self.tally.kills == self.options.kills and not self.tally.errors and self.rows > 0
         return as_planned and self.resolved and self.findings.agree
 
     @property
@@ -198,7 +196,7 @@ class Verdict:
             f"{number:,} {name.replace('_', ' ')}" for name, number in self.findings.counts().items() if number
         )
         kills = f"{self.tally.kills:,} kill{'' if self.tally.kills == 1 else 's'}"
-        if self.naive:
+        if self.options.naive:
             if disagreements:
                 return f"Without dualwrite, database and topic permanently disagree after {kills}: {disagreements}."
             return f"Nothing went wrong after {kills}, but only by luck. Try more kills, or another --seed."
@@ -221,9 +219,9 @@ class Verdict:
         return {
             "verdict": self.summary(),
             "all_agree": self.all_agree,
-            "naive": self.naive,
-            "pool": self.pool,
-            "departures": self.departures,
+            "naive": self.options.naive,
+            "pool": self.options.pool,
+            "departures": self.options.departures,
             "rows": self.rows,
             "messages": self.messages,
             "transactions": tally.transactions,

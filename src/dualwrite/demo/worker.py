@@ -1,40 +1,42 @@
-"""One worker: `python -m dualwrite.demo.worker`. It can be killed at any time, and resumes at the position in the database.
+"""One worker, a process of its own. It can be killed at any time, and resumes at the position in the database.
 
-That is the point of the demo: position, flight and message are written in the same transaction. The worker reads a Job from its
-standard input, and prints an Event for each of its steps, each as a line of JSON. The line RELEASE lets it write its last
-flight and end; at the end of its input it stops after its current transaction.
+That is the point of the demo: position, flight and message are written in the same transaction. The worker receives a Job
+through a connection to its supervisor, and sends a WorkerEvent with its facts for each of its steps. RELEASE lets it write its
+last flight and end; at STOP, and when the connection ends, it stops after its current transaction.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import StrEnum
-from io import RawIOBase
+from enum import Enum, auto
 from itertools import cycle
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka import Producer
 
 import dualwrite
 from dualwrite.demo.flights import Departure, Flight, StalePositionError, Tables, read_flights, share_of
-from dualwrite.errors import DeliveryError, DualWriteError, FencedError
-from dualwrite.settings import ProducerName
+from dualwrite.errors import ConfigurationError, DeliveryError, DualWriteError, FencedError
+from dualwrite.settings import ProducerName, Settings
 from dualwrite.stores.sql import SqlStateStore
 
 log = logging.getLogger(__name__)
 
 RELEASE: Final = "release"
+STOP: Final = "stop"
+MAX_WORKERS: Final = 32
 
 MAX_FAILURES: Final = 5
 """Errors in a row, without a flight written in between, after which a worker gives up."""
@@ -51,30 +53,69 @@ POOL_SIZE: Final = 1
 idle. On SQLite, which has one writer at a time, it would also wait for the file's lock when it is opened."""
 
 _DELIVERY_TIMEOUT: Final = 60.0
-_STDIN: Final = 0
 
 Submit = Callable[[Flight, int], Future[object]]
 """Begins to write a flight after the given position; the result is an object that flights of one commit share."""
 
 
-class Event(StrEnum):
-    """The kind of a report.
+class WorkerEvent(Enum):
+    """What a worker reports.
 
     Attributes:
-        OPENING: The worker has started and begins to open its writer or its pool, which runs recovery. No fields.
-        OPEN: Fields: `done`; `seconds` to open; `outcomes` of recovery, by name; `unacknowledged`, the number of lost
+        OPENING: The worker has started and begins to open its writer or its pool, which runs recovery. No facts.
+        OPEN: Facts: `done`; `seconds` to open; `outcomes` of recovery, by name; `unacknowledged`, the number of lost
             transactions.
-        DONE: Fields: `done` so far; and since the last report: `took`, the microseconds of each flight, and `commits`, the
+        DONE: Facts: `done` so far; and since the last report: `took`, the microseconds of each flight, and `commits`, the
             number of transactions that they needed.
-        ERROR: Field: `text`. The worker ends.
-        CLOSED: All flights are written, and the writer or the pool is closed. No fields.
+        ERROR: Fact: `text`. The worker ends.
+        CLOSED: All flights are written, and the writer or the pool is closed. No facts.
     """
 
-    OPENING = "opening"
-    OPEN = "open"
-    DONE = "done"
-    ERROR = "error"
-    CLOSED = "closed"
+    OPENING = auto()
+    OPEN = auto()
+    DONE = auto()
+    ERROR = auto()
+    CLOSED = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run the demo; the options of `dualwrite demo` say what each is. Kafka's settings are named as in librdkafka.
+
+    By default, the database is a SQLite file of the run, the broker a local one, and there are two workers, or one on SQLite: a
+    second process would spend most of its time waiting for the file's only write lock, and would be killed there.
+
+    Raises:
+        ConfigurationError: A number is out of range, the producer is unknown, or `naive` and `pool` are both set.
+    """
+
+    departures: int = 20_000
+    kills: int = 20
+    seed: int = 939
+    workers: int | None = None
+    producer: ProducerName = "auto"
+    naive: bool = False
+    pool: bool = False
+    url: str | None = None
+    kafka: Mapping[str, Any] | None = None
+    data_dir: Path | None = None
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        Settings(producer=self.producer)
+        if self.naive and self.pool:
+            raise ConfigurationError("naive and pool can't be combined.", next_step="use --pool or --naive, not both")
+        if self.kills < 0:
+            raise ConfigurationError(f"kills must be at least 0, not {self.kills}.")
+        if not 0 < self.number_of_workers <= MAX_WORKERS:
+            raise ConfigurationError(f"workers must be between 1 and {MAX_WORKERS}, not {self.workers}.")
+
+    @property
+    def number_of_workers(self) -> int:
+        """`workers`, or its default."""
+        if self.workers is not None:
+            return self.workers
+        return 1 if self.url is None or self.url.startswith("sqlite") else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +124,10 @@ class Job:
 
     run: str
     worker: int
-    workers: int
-    departures: int
+    options: Options
     url: str
     kafka: dict[str, Any]
     topic: str
-    producer: ProducerName
-    naive: bool
-    pool: bool
 
 
 def id_prefix(run: str) -> str:
@@ -98,42 +135,42 @@ def id_prefix(run: str) -> str:
     return f"demo-{run}"
 
 
-def report(event: Event, **facts: Any) -> None:
-    """Tell the supervisor."""
-    print(json.dumps({"event": event, **facts}), flush=True)  # noqa: T201  (reports go over standard output)
-
-
-class Worker:
+class FlightWriter:
     """Writes one worker's share of the flights, starting at the position in the database."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, supervisor: Connection) -> None:
         self._job = job
+        self._supervisor = supervisor
         self._stopping = threading.Event()
         self._released = threading.Event()
         self._store = SqlStateStore.from_url(job.url)
         self._tables = Tables(job.run, self._store.engine.dialect.name)
-        self._report_every = max(1, min(10, job.departures // 200))
+        self._report_every = max(1, min(10, job.options.departures // 200))
         self._in_progress: deque[tuple[Future[object], float]] = deque()
         self._last_commit: object = None
         self._done = 0
         self._took: list[int] = []
         self._commits = 0
 
-    def listen(self, lines: RawIOBase) -> None:
+    def listen(self) -> None:
         """Wait for the release, and for the signal to stop."""
-        while line := lines.readline():
-            if line.decode().strip() == RELEASE:
+        with suppress(EOFError, OSError):  # the supervisor is gone
+            while self._supervisor.recv() != STOP:
                 self._released.set()
         self._stopping.set()
         self._released.set()  # no release will come
 
+    def report(self, event: WorkerEvent, **facts: Any) -> None:
+        """Tell the supervisor."""
+        self._supervisor.send((event, facts))
+
     def run(self) -> None:
         """Open the writer or the pool, which runs recovery, and write the flights in order."""
-        report(Event.OPENING)
+        self.report(WorkerEvent.OPENING)
         started = time.perf_counter()
         with self._opened() as (submit, recovery):
-            report(
-                Event.OPEN,
+            self.report(
+                WorkerEvent.OPEN,
                 done=self._position()[1],
                 seconds=time.perf_counter() - started,
                 outcomes=[found.outcome.value for found in recovery],
@@ -141,22 +178,22 @@ class Worker:
             )
             self._write_all(submit)
             self._report_done()
-        report(Event.CLOSED)
+        self.report(WorkerEvent.CLOSED)
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Submit, dualwrite.RecoveryReport]]:
         """The way to write, and what was recovered: pools recover ids in the background, and only log it."""
         job, prefix = self._job, id_prefix(self._job.run)
-        if job.naive:
+        if job.options.naive:
             yield self._naive(), dualwrite.RecoveryReport()
-        elif job.pool:
+        elif job.options.pool:
             with dualwrite.create_pool(
                 self._store,
                 kafka=job.kafka,
                 prefix=prefix,  # the same for all workers, so that they recover each other's ids
                 size=POOL_SIZE,
                 options=dualwrite.PoolOptions(lease=LEASE),
-                producer=job.producer,
+                producer=job.options.producer,
             ) as pool:
                 ordered = pool.with_options(key=f"worker {job.worker}")
                 yield (lambda flight, after: ordered.submit(self._unit, flight, after)), dualwrite.RecoveryReport()
@@ -165,7 +202,7 @@ class Worker:
                 self._store,
                 kafka=job.kafka,
                 transactional_id=f"{prefix}-{job.worker}",  # the same after a restart
-                producer=job.producer,
+                producer=job.options.producer,
             ) as writer:
 
                 def write(flight: Flight, after: int) -> object:
@@ -224,7 +261,7 @@ class Worker:
                 return self._write_after(position, submit)
             except DualWriteError as error:
                 failures = 1 if self._done > done else failures + 1
-                if failures == MAX_FAILURES or not can_continue(error, pool=self._job.pool):
+                if failures == MAX_FAILURES or not can_continue(error, pool=self._job.options.pool):
                     raise
                 log.warning("reading the position again: %s", error)
             finally:
@@ -232,7 +269,7 @@ class Worker:
                 self._in_progress.clear()
 
     def _write_after(self, position: int, submit: Submit) -> None:
-        window = WINDOW if self._job.pool else 1
+        window = WINDOW if self._job.options.pool else 1
         for flight, is_last in self._flights(position):
             if is_last:
                 self._await_flights(0)
@@ -264,7 +301,7 @@ class Worker:
 
     def _report_done(self) -> None:
         if self._took:
-            report(Event.DONE, done=self._done, took=self._took, commits=self._commits)
+            self.report(WorkerEvent.DONE, done=self._done, took=self._took, commits=self._commits)
             self._took, self._commits = [], 0
 
     def _position(self) -> tuple[int, int]:
@@ -272,8 +309,8 @@ class Worker:
 
     def _flights(self, position: int) -> Iterator[tuple[Flight, bool]]:
         """The worker's flights after a position, each with whether it is the last one."""
-        year = read_flights(self._job.departures, after=position)
-        mine = (flight for flight in year if share_of(flight.aircraft, self._job.workers) == self._job.worker)
+        year = read_flights(self._job.options.departures, after=position)
+        mine = (flight for flight in year if share_of(flight.aircraft, self._job.options.number_of_workers) == self._job.worker)
         flight = next(mine, None)
         while flight is not None:
             following = next(mine, None)
@@ -303,20 +340,14 @@ def can_continue(error: DualWriteError, *, pool: bool) -> bool:
     return isinstance(error, StalePositionError) or (pool and (error.retriable or isinstance(error, FencedError)))
 
 
-def main() -> int:
-    """Do the job received over standard input; returns the exit code."""
-    # Unbuffered: a thread that blocks in a buffered read holds the buffer's lock, at which interpreter shutdown fails.
-    lines = os.fdopen(_STDIN, "rb", buffering=0, closefd=False)
-    try:
-        worker = Worker(Job(**json.loads(lines.readline())))
-        threading.Thread(target=worker.listen, args=(lines,), daemon=True, name="supervisor").start()
-        worker.run()
-    except Exception as error:  # noqa: BLE001  (every error is reported to the supervisor)
-        traceback.print_exc()
-        report(Event.ERROR, text=f"{type(error).__name__}: {error}")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main() -> None:
+    """Do the job that comes through the connection, whose file descriptor is the process's argument."""
+    with Connection(int(sys.argv[1])) as supervisor:
+        writer = FlightWriter(supervisor.recv(), supervisor)
+        threading.Thread(target=writer.listen, daemon=True, name="supervisor").start()
+        try:
+            writer.run()
+        except Exception as error:  # noqa: BLE001  (every error is reported to the supervisor)
+            traceback.print_exc()
+            writer.report(WorkerEvent.ERROR, text=f"{type(error).__name__}: {error}")
+            sys.exit(1)

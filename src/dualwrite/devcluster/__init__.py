@@ -7,22 +7,21 @@ with DevCluster.temporary() as cluster:
 """
 
 from dualwrite.devcluster.cluster import ClusterStatus, DevCluster, NodeStatus
-from dualwrite.devcluster.cluster_files import SERVER_JAVA_OPTIONS
+from dualwrite.devcluster.cluster_settings import SERVER_JAVA_OPTIONS, Security, TlsFiles
 from dualwrite.devcluster.locations import BrokerExitedError, DevClusterError, SettingsDifferError
 from dualwrite.devcluster.programs import DEFAULT_KAFKA_VERSION
-from dualwrite.devcluster.progress import Progress, SilentProgress, TerminalProgress
+from dualwrite.devcluster.progress import ClusterProgress, SilentProgress, TerminalProgress
 from dualwrite.devcluster.registry import names as cluster_names
-from dualwrite.devcluster.security import Security, TlsFiles
 
 __all__ = [
     "DEFAULT_KAFKA_VERSION",
     "SERVER_JAVA_OPTIONS",
     "BrokerExitedError",
+    "ClusterProgress",
     "ClusterStatus",
     "DevCluster",
     "DevClusterError",
     "NodeStatus",
-    "Progress",
     "Security",
     "SettingsDifferError",
     "SilentProgress",

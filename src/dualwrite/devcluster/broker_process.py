@@ -7,13 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Self
 
 import psutil
@@ -21,45 +19,34 @@ import psutil
 from dualwrite.devcluster import launcher
 from dualwrite.devcluster.locations import DevClusterError
 
-_CLOCK_TOLERANCE = 5.0
-"""Seconds by which a process's start time may appear to change when the system clock is adjusted, where only it is known."""
-
 _STARTTIME = 19
 """Index of `starttime` among the fields of /proc/<pid>/stat that follow the program's name."""
 
 
 @dataclass(frozen=True)
 class BrokerProcess:
-    """Identifies a process by id and start time: after a reboot, the id alone may belong to another process."""
+    """Identifies a process by id and start: after a reboot, the id alone may belong to another process."""
 
     pid: int
-    create_time: float
-    """Seconds since the epoch, as psutil reports it. For a running process it changes when the system clock is set."""
-    boot_id: str | None = None
-    """The boot of the machine in which it was started; None if unknown (not Linux)."""
-    start_ticks: int | None = None
-    """Clock ticks from that boot to its start, which never change; None if unknown."""
+    started: str | None
+    """When it was started, as text: on Linux the boot and the clock ticks from it, which don't change with the system clock.
+
+    None for a process that had already ended: its log shows why.
+    """
 
     @classmethod
     def running(cls, pid: int) -> Self:
-        """The process that has this id now. Raises psutil.NoSuchProcess if there is none."""
-        ticks = _start_ticks(pid)
-        return cls(pid, psutil.Process(pid).create_time(), None if ticks is None else _boot_id(), ticks)
-
-    def _is(self, process: psutil.Process) -> bool:
-        if self.boot_id is not None and self.start_ticks is not None and _boot_id() is not None:
-            return self.boot_id == _boot_id() and self.start_ticks == _start_ticks(self.pid)
-        return abs(process.create_time() - self.create_time) < _CLOCK_TOLERANCE
+        """The process that has this id now."""
+        return cls(pid, _start_of(pid))
 
     def _find(self) -> psutil.Process | None:
         try:
             process = psutil.Process(self.pid)
-            same = self._is(process)
             # its first thread may be a zombie while other threads still have its sockets and files open
             gone = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
         except psutil.Error:  # no such process, or it belongs to another user
             return None
-        return process if same and not gone else None
+        return process if self.started is not None and _start_of(self.pid) == self.started and not gone else None
 
     @property
     def alive(self) -> bool:
@@ -115,21 +102,21 @@ class BrokerProcess:
         return True
 
 
+def _start_of(pid: int) -> str | None:
+    """When the process with this id was started; None if there is none."""
+    try:
+        if sys.platform != "linux":
+            return str(psutil.Process(pid).create_time())
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return f"{_boot_id()} {fields[_STARTTIME]}"
+    except (OSError, psutil.Error):
+        return None
+
+
 @functools.cache
-def _boot_id() -> str | None:
-    """Linux's random id of the current boot; None on other systems."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Clock ticks from boot to the start of the process; None if there is no such process, or no /proc."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[_STARTTIME])
-    except OSError:
-        return None
+def _boot_id() -> str:
+    """Linux's random id of the current boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def stop(processes: Sequence[BrokerProcess], *, grace: float) -> None:
@@ -192,44 +179,10 @@ class Launcher:
             starter.wait()
         else:
             self._bound_launchers.append(starter)
-        pid = int(first_line)
-        try:
-            return BrokerProcess.running(pid)
-        except psutil.NoSuchProcess:
-            return BrokerProcess(pid, 0.0)  # it exited immediately, and counts as dead; its log shows why
+        return BrokerProcess.running(int(first_line))
 
     def reap(self, timeout: float = 5.0) -> None:
         """Wait for the launchers of brokers that have exited."""
         for starter in self._bound_launchers:
             starter.wait(timeout)
         self._bound_launchers.clear()
-
-
-@contextmanager
-def delayed() -> Iterator[None]:
-    """Deliver a SIGINT, SIGTERM or SIGHUP that arrives inside the block when the block ends.
-
-    Only the main thread can do that; in another thread, a signal that ends the process ends it at once.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    arrived: list[tuple[signal.Signals, FrameType | None]] = []
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    numbers = [number for number in ending if signal.getsignal(number) is not None]  # None: not set from Python
-
-    def collect(number: int, frame: FrameType | None) -> None:
-        arrived.append((signal.Signals(number), frame))
-
-    before = {number: signal.signal(number, collect) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number, frame in arrived:
-            handler = before[number]
-            if callable(handler):
-                handler(number, frame)
-            else:  # the system's default, which ends the process, or SIG_IGN
-                os.kill(os.getpid(), number)

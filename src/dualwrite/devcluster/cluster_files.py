@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,10 +15,9 @@ from pathlib import Path
 
 from dualwrite.devcluster.broker_process import BrokerProcess, Launcher
 from dualwrite.devcluster.cluster_settings import PROXIED, SIZES, ClusterSettings
-from dualwrite.devcluster.locations import BrokerExitedError, DevClusterError
-from dualwrite.devcluster.ports import LOOPBACK
+from dualwrite.devcluster.locations import LOOPBACK, BrokerExitedError, DevClusterError
 from dualwrite.devcluster.programs import ClassArchive, classpath, find_java
-from dualwrite.devcluster.progress import Progress
+from dualwrite.devcluster.progress import ClusterProgress
 from dualwrite.devcluster.registry import CONTROLLER, PLAINTEXT, ClusterRecord, NodeRecord, new_id
 
 COORDINATOR_PARTITIONS = 4
@@ -45,24 +45,10 @@ _FORMAT_TIMEOUT = 120.0
 _POLL = 0.2
 _LOGGING = "log4j2.properties"
 _TAIL = 12
+_ESCAPED = r"\\\g<0>"
 _START_MARK = "--- started by dualwrite at"
 
 _HEADLESS = ("-Xshare:auto", "-Djava.awt.headless=true")
-_STARTS_FAST = (
-    "-Xmx512m",
-    "-XX:+UseSerialGC",  # fastest start and least memory for a small heap on few cores
-    "-XX:TieredStopAtLevel=1",  # a development broker does not run long enough for the optimizing compiler to pay off
-)
-SERVER_JAVA_OPTIONS = (
-    "-server",
-    "-Xms1g",
-    "-Xmx1g",
-    "-XX:+UseG1GC",
-    "-XX:MaxGCPauseMillis=20",
-    "-XX:InitiatingHeapOccupancyPercent=35",
-    "-XX:+ExplicitGCInvokesConcurrent",
-)
-"""The JVM options of Kafka's own start scripts (`kafka-server-start.sh`, `kafka-run-class.sh`): for measuring."""
 
 
 @dataclass(frozen=True)
@@ -161,17 +147,14 @@ class ClusterFiles:
             text = re.sub(r"(?m)^node\.id=.*$", f"node.id={node_id}", meta.read_text(encoding="ascii"))
             meta.write_text(re.sub(r"(?m)^directory\.id=.*$", f"directory.id={new_id()}", text), encoding="ascii")
 
-    def java_command(
-        self, settings: ClusterSettings, java: str | Path | None, progress: Progress, *, makes_archive: bool = False
-    ) -> JavaCommand:
+    def java_command(self, settings: ClusterSettings, progress: ClusterProgress, *, makes_archive: bool = False) -> JavaCommand:
         """Java with its options and class path. Downloads what is missing."""
-        found = find_java(java)
-        version = settings.kafka_version
-        chosen = _STARTS_FAST if settings.java_options is None else settings.java_options
-        options = [*chosen, *_HEADLESS, "-cp", ":".join(str(jar) for jar in classpath(version, progress))]
-        archive = ClassArchive(version, found, options)
+        java = find_java()
+        jars = classpath(settings.kafka_version, progress)
+        options = [*settings.java_options, *_HEADLESS, "-cp", ":".join(map(str, jars))]
+        archive = ClassArchive(java, options)
         logging = f"-Dlog4j2.configurationFile={self.data_dir / _LOGGING}"
-        return JavaCommand((found.executable, *options, *archive.read_options, logging), archive if makes_archive else None)
+        return JavaCommand((java.executable, *options, *archive.read_options, logging), archive if makes_archive else None)
 
     def class_list(self, node_id: int) -> Path:
         """The file to which a broker writes its classes, if it starts without a class-data archive."""
@@ -299,22 +282,12 @@ def _addresses(names: Iterable[str], ports: Mapping[str, int]) -> str:
 
 
 def render(properties: Mapping[str, str]) -> str:
-    """The text of a Java properties file, in ASCII: Java reads it as Latin-1, with escapes for other characters."""
-    lines = (f"{_escape(key, also=' =:#!')}={_escape(value)}" for key, value in properties.items())
-    return "# written by dualwrite at each start; changes are lost\n" + "\n".join(lines) + "\n"
-
-
-def _escape(text: str, *, also: str = "") -> str:
-    out = ["\\"] if text.startswith(" ") and " " not in also else []  # Java skips leading blanks of a value
-    for unit in memoryview(text.encode("utf-16-le")).cast("H"):  # Java's UTF-16 code units
-        character = chr(unit)
-        if character == "\\" or character in also:
-            out.append(f"\\{character}")
-        elif " " <= character <= "~":
-            out.append(character)
-        else:
-            out.append(f"\\u{unit:04x}")
-    return "".join(out)
+    """The text of a Java properties file, in ASCII: Java reads it as Latin-1, with JSON's escapes for other characters."""
+    lines = ["# written by dualwrite at each start; changes are lost"]
+    for key, value in properties.items():
+        name, text = (json.dumps(str(each))[1:-1] for each in (key, value))  # a value may be a number
+        lines.append(f"{re.sub('[ =:#!]', _ESCAPED, name)}={re.sub('^ ', _ESCAPED, text)}")
+    return "\n".join([*lines, ""])
 
 
 def tail(log_file: Path, lines: int | None) -> str:

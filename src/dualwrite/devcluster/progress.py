@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 
-class Progress(Protocol):
+class ClusterProgress(Protocol):
     """Receives the steps of preparing and starting a cluster."""
 
     def step(self, description: str, *, total: int | None = None) -> None:
@@ -42,7 +41,7 @@ class TerminalProgress:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._bar = RichProgress(
+        self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),

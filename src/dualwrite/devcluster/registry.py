@@ -14,11 +14,9 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from dualwrite.devcluster import ports
 from dualwrite.devcluster.broker_process import BrokerProcess
 from dualwrite.devcluster.cluster_settings import ClusterSettings
-from dualwrite.devcluster.locations import DevClusterError, SettingsDifferError, make_directory, state_dir
-from dualwrite.devcluster.ports import LOOPBACK
+from dualwrite.devcluster.locations import LOOPBACK, DevClusterError, SettingsDifferError, free_port, make_directory, state_dir
 
 PLAINTEXT = "PLAINTEXT"
 CONTROLLER = "CONTROLLER"
@@ -27,11 +25,6 @@ CONTROLLER = "CONTROLLER"
 _FILE = "cluster.json"
 _PARTIAL = f"{_FILE}.partial"
 """The record while it is being written."""
-
-_LAYOUT = 1
-
-_ELSEWHERE = "data-dir"
-"""File in a cluster's directory that names its data directory, if the user chose one."""
 
 
 @dataclass
@@ -83,45 +76,29 @@ class ClusterRecord:
         """Read the record of a data directory; None if it has none.
 
         Raises:
-            DevClusterError: The record can't be read, or was written by another release.
+            DevClusterError: The record can't be read, such as one that another release has written.
         """
         path = data_dir / _FILE
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            if data["layout"] != _LAYOUT:
-                raise DevClusterError(
-                    f"{path} was written by another release of dualwrite.", next_step=f"remove {data_dir}", data_dir=data_dir
-                )
             nodes = [
-                NodeRecord(node["node_id"], node["ports"], BrokerProcess(**node["process"]) if node["process"] else None)
+                NodeRecord(node["node_id"], node["ports"], node["process"] and BrokerProcess(**node["process"]))
                 for node in data["nodes"]
             ]
-            settings = ClusterSettings.from_json(data["settings"])
+            return cls(**{**data, "settings": ClusterSettings.from_json(data["settings"]), "nodes": nodes})
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DevClusterError(
                 f"The record {path} can't be read.", cause=str(error), next_step=f"remove {data_dir}", data_dir=data_dir
             ) from error
-        return cls(data["name"], settings, data["cluster_id"], nodes, data["formatted"])
 
     def save(self, data_dir: Path) -> None:
         """Write the record atomically, readable by its owner only, since it may contain passwords."""
-        data = {
-            "layout": _LAYOUT,
-            "name": self.name,
-            "settings": self.settings.to_json(),
-            "cluster_id": self.cluster_id,
-            "formatted": self.formatted,
-            "nodes": [
-                {"node_id": node.node_id, "ports": node.ports, "process": node.process and vars(node.process)}
-                for node in self.nodes
-            ],
-        }
         partial = data_dir / _PARTIAL
         try:
             partial.touch(mode=0o600)
-            partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
+            partial.write_text(json.dumps(self, indent=1, default=_as_json), encoding="utf-8")
             partial.replace(data_dir / _FILE)
         except BaseException:  # such as a full disk
             partial.unlink(missing_ok=True)
@@ -192,10 +169,15 @@ def _new_record(name: str, settings: ClusterSettings, port: int | None) -> Clust
     for node_id in range(1, settings.nodes + 1):
         chosen: dict[str, int] = {}
         for listener in listeners:
-            chosen[listener] = port + node_id - 1 if port is not None and listener == PLAINTEXT else ports.choose(reserved)
+            chosen[listener] = port + node_id - 1 if port is not None and listener == PLAINTEXT else free_port(reserved)
             reserved.add(chosen[listener])
         nodes.append(NodeRecord(node_id, chosen))
     return ClusterRecord(name, settings, new_id(), nodes)
+
+
+def _as_json(value: Any) -> Any:
+    """What json can't write by itself: the paths of TLS files, and our own objects."""
+    return str(value.absolute()) if isinstance(value, Path) else dict(value) if isinstance(value, Mapping) else vars(value)
 
 
 def new_id() -> str:
@@ -219,21 +201,23 @@ def directory(name: str) -> Path:
 
 
 def data_dir(name: str) -> Path:
-    """Where the data of the cluster is, or will be."""
+    """Where the data of the cluster is, or will be: its directory may be a link to one that the user chose."""
     own = directory(name)
-    try:
-        place = (own / _ELSEWHERE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return own
-    return Path(place) if place else own  # empty: a full disk, or a crash of the machine
+    return own.readlink() if own.is_symlink() else own
 
 
 def remember(name: str, place: Path) -> None:
     """Record where the data of a cluster is. The caller must hold the cluster's lock."""
     own = directory(name)
-    make_directory(own)
-    if place != data_dir(name):
-        (own / _ELSEWHERE).write_text(str(place), encoding="utf-8")
+    if place == data_dir(name):
+        return
+    if own.is_symlink():
+        own.unlink()
+    elif own.exists():
+        own.rmdir()
+    if place != own:
+        make_directory(own.parent)
+        own.symlink_to(place)
 
 
 def forget(name: str) -> None:
@@ -242,7 +226,8 @@ def forget(name: str) -> None:
     A process that waits for the lock notices that the lock file is gone, and creates a new one.
     """
     own = directory(name)
-    (own / _ELSEWHERE).unlink(missing_ok=True)
+    if own.is_symlink():
+        own.unlink()
     _lock_file(name).unlink(missing_ok=True)
     for path in (own, own.parent, own.parent.parent):
         with suppress(OSError):  # missing, or not empty
@@ -251,10 +236,7 @@ def forget(name: str) -> None:
 
 def names() -> list[str]:
     """Names of all clusters that have a record, running or not."""
-    try:
-        found = sorted(path.name for path in (state_dir() / "clusters").iterdir() if path.is_dir())
-    except FileNotFoundError:
-        return []
+    found = sorted(path.name for path in (state_dir() / "clusters").glob("*") if path.is_dir())
     return [name for name in found if ClusterRecord.exists(data_dir(name))]
 
 

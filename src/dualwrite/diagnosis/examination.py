@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
-
-from sqlalchemy import Engine
 
 from dualwrite.admin.requests import Brokers
 from dualwrite.deadline import Deadline
-from dualwrite.diagnosis.database_findings import judge_database
+from dualwrite.diagnosis.database_findings import CHECKED_USES, judge_database, judge_rights
 from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Guarantee, Promise, Severity, promise
-from dualwrite.diagnosis.journal_findings import judge_journal, judge_missing
-from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_topic, judge_two_phase
-from dualwrite.diagnosis.retention_findings import judge_retention
-from dualwrite.errors import ConfigurationError, DualWriteError, StateTableMissingError
+from dualwrite.diagnosis.journals import judge_journal, judge_missing
+from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_refused_probe, judge_retention, judge_topic, judge_two_phase
+from dualwrite.errors import BrokerAuthorizationError, ConfigurationError, DualWriteError, StateTableMissingError, StoreError
 from dualwrite.kafka.client.broker_connection import Connection
 from dualwrite.kafka.client.brokers import MakeRequest, Network
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.client.messages_generated import DescribeConfigsRequest, DescribeConfigsResponse, InitProducerIdRequest
+from dualwrite.kafka.client.requests import BROKER_RESOURCE, INIT_TWO_PHASE, settings_in, settings_request
 from dualwrite.kafka.inspect import (
-    BROKER_RESOURCE,
-    INIT_PRODUCER_ID,
     PROBE_ID,
     TRANSACTION_STATE_TOPIC,
     TWO_PHASE_SETTING,
@@ -32,19 +29,19 @@ from dualwrite.kafka.inspect import (
     TopicFacts,
     describe_topics,
     probe,
-    settings_in,
-    settings_request,
 )
-from dualwrite.outbox.journal_state import read_journals
+from dualwrite.observability.logs import unheard
+from dualwrite.relay.journal_state import read_journals
+from dualwrite.relay.layout import OutboxLayout
+from dualwrite.relay.outbox_table import why_unordered
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.identity import copied, moved
-from dualwrite.stores.registry import keeps_a_table, store_from_url
+from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transactional_id import validate_transactional_id
 
-DEFAULT_TIMEOUT: Final = 15.0
-_BROKER_TIMEOUT: Final = 5.0
+TIMEOUT_SECONDS: Final = 15.0
+_BROKER_TIMEOUT_SECONDS: Final = 5.0
 _SERVERS: Final = "bootstrap.servers"
 _ORDER: Final = list(Severity)
 
@@ -80,7 +77,7 @@ def examine(
     *,
     store: TxnStateStore | None = None,
     topics: Iterable[str] = (),
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float = TIMEOUT_SECONDS,
 ) -> Diagnosis:
     """Inspect what the settings name: the cluster, the database, or both.
 
@@ -103,11 +100,11 @@ def examine(
             "Neither bootstrap servers nor a database are given.",
             next_step="set DUALWRITE_KAFKA_BOOTSTRAP_SERVERS or DUALWRITE_DATABASE_URL, or both",
         )
-    found = _examined_cluster(settings, topics, timeout) if _SERVERS in settings.kafka else _NOTHING
-    if (database := _database_of(settings, store)) is not None:
+    found, answers = _examined_cluster(settings, topics, timeout) if _SERVERS in settings.kafka else (_NOTHING, None)
+    if store is not None or settings.database_url is not None:
         seen = "" if found.kafka is None else found.kafka.cluster_id
-        answers = None if _SERVERS not in settings.kafka else found.kafka is not None
-        facts, more = _examined_database(database, seen_cluster_id=seen, kafka_answers=answers)
+        with unheard("alembic.runtime.migration", "alembic.runtime.plugins"):
+            facts, more = _examined_database(settings, store, seen_cluster_id=seen, kafka_answers=answers)
         found = replace(found, database=facts, findings=(*found.findings, *more))
     return replace(found, findings=tuple(sorted(found.findings, key=lambda finding: _ORDER.index(finding.severity))))
 
@@ -115,7 +112,8 @@ def examine(
 _NOTHING: Final = Diagnosis(None, None, None, (), None, ())
 
 
-def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float) -> Diagnosis:
+def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float) -> tuple[Diagnosis, bool]:
+    """What is known about the cluster, and whether it answers: also if it refuses the id of the probe."""
     config = KafkaConfig.of(settings.kafka)
     limit = _message_max_bytes(config.properties)
     probe_id = _probe_id(settings)
@@ -124,18 +122,24 @@ def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float)
     seen: list[TopicFacts] = []
     found: list[Finding] = []
     try:
-        capabilities = probe(config, transactional_id=probe_id, timeout=timeout)
-        promised = promise(capabilities, producer=producer, transaction_timeout_ms=chosen, two_phase=two_phase)
-        found += judge_kafka(capabilities, producer=producer, transaction_timeout_ms=chosen, two_phase=two_phase)
-        if promised.guarantee is Guarantee.TWO_PHASE and capabilities.brokers > 1:
-            found += judge_two_phase(two_phase_by_broker(config, timeout=timeout))
+        try:
+            capabilities = probe(config, transactional_id=probe_id, timeout=timeout)
+        except BrokerAuthorizationError as error:
+            if error.facts.get("code") != ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                raise
+            found.append(_broken("kafka", error) if settings.transactional_id else judge_refused_probe(probe_id))
+        else:
+            promised = promise(capabilities, producer=producer, transaction_timeout_ms=chosen, two_phase=two_phase)
+            found += judge_kafka(capabilities, producer=producer, transaction_timeout_ms=chosen, two_phase=two_phase)
+            if promised.guarantee is Guarantee.TWO_PHASE and capabilities.brokers > 1:
+                found += judge_two_phase(two_phase_by_broker(config, timeout=timeout))
         seen = describe_topics(config, (TRANSACTION_STATE_TOPIC, *topics), timeout=timeout)
     except DualWriteError as error:
         found.append(_broken("kafka", error))
     found += [finding for topic in seen for finding in judge_topic(topic, message_max_bytes=limit)]
     found += [finding for topic in seen for finding in judge_retention(topic, promised)]
     shown = tuple(topic for topic in seen if topic.exists or topic.name != TRANSACTION_STATE_TOPIC)
-    return Diagnosis(config.servers, capabilities, promised, shown, None, tuple(found))
+    return Diagnosis(config.servers, capabilities, promised, shown, None, tuple(found)), bool(seen)
 
 
 def _probe_id(settings: Settings) -> str:
@@ -154,52 +158,72 @@ def _message_max_bytes(properties: Mapping[str, Any]) -> int:
         ) from error
 
 
-@dataclass(frozen=True)
-class _Database:
-    """A database to inspect: how to open it, and where its table is; None for a database without migrations."""
-
-    opened: Callable[[], AbstractContextManager[TxnStateStore]]
-    table: str | Engine | None
-    schema: str | None
-
-
-def _database_of(settings: Settings, store: TxnStateStore | None) -> _Database | None:
-    if store is not None:
-        engine = store.engine if isinstance(store, SqlStateStore) else None
-        return _Database(lambda: nullcontext(store), engine, settings.schema)
-    url = settings.database_url
-    if url is None:
-        return None
-    made = partial(store_from_url, url, schema=settings.schema)
-    return _Database(made, url if keeps_a_table(url) else None, settings.schema)
-
-
 def _examined_database(
-    database: _Database, *, seen_cluster_id: str, kafka_answers: bool | None
+    settings: Settings, given: TxnStateStore | None, *, seen_cluster_id: str, kafka_answers: bool | None
 ) -> tuple[DatabaseFacts | None, list[Finding]]:
     from dualwrite import migration  # noqa: PLC0415  (alembic is slow to import; --help must not wait for it)
 
+    rights: list[Finding] = []
     try:
-        with database.opened() as store:
+        with _opened(settings) if given is None else nullcontext(given) as store:
+            rights = _rights(store)
             problem = None
             try:
                 store.check()
             except StateTableMissingError as error:
                 problem = (_sentence(error), error.next_step)
+            revisions: tuple[str | None, str | None] = (None, None)
+            if isinstance(store, SqlStateStore):
+                with suppress(StoreError):  # the role may not read the table of revisions, which no writer needs
+                    revisions = migration.current(store.engine, schema=settings.schema), migration.newest()
+            rows = [] if problem else [row for row in map(store.read, store.list()) if row is not None]
             facts = DatabaseFacts(
                 address=store.description,
-                revision=None if database.table is None else migration.current(database.table, schema=database.schema),
-                newest_revision=None if database.table is None else migration.newest(),
+                revision=revisions[0],
+                newest_revision=revisions[1],
                 table_error=problem,
                 settings=dict(store.durability()),
                 copied=None if problem else _copied(store),
                 why_no_marks=None if problem else store.why_no_marks(),
-                elsewhere=() if problem else _on_other_clusters(store, seen_cluster_id),
+                elsewhere=tuple(
+                    row.transactional_id for row in rows if seen_cluster_id and row.cluster_id not in ("", seen_cluster_id)
+                ),
+                forgotten=tuple(row.transactional_id for row in rows if row.lost != row.without_messages),
             )
             journals = [] if problem else _journals(store, kafka_answers=kafka_answers)
+            orders = [] if problem else _orders(store)
     except DualWriteError as error:
-        return None, [_broken("database", error)]
-    return facts, [*judge_database(facts), *journals]
+        return None, rights or [_broken("database", error)]
+    return facts, [*rights, *judge_database(facts), *journals, *orders]
+
+
+def _opened(settings: Settings) -> TxnStateStore:
+    assert settings.database_url is not None
+    return store_from_url(settings.database_url, schema=settings.schema)
+
+
+def _rights(store: TxnStateStore) -> list[Finding]:
+    if not isinstance(store, SqlStateStore):
+        return []
+    short = store.short_transactions
+    found = {use: short.missing_rights(*uses) for use, uses in CHECKED_USES.items()}
+    missing = {use: rights for use, (_, rights) in found.items() if rights}
+    role = next((role for role, rights in found.values() if rights), "")
+    return judge_rights(
+        role, missing, _prefixes_with_a_gate(store) if "journal" in missing else [], short.errors.grants_command
+    )
+
+
+def _orders(store: TxnStateStore) -> list[Finding]:
+    """Of the outboxes that relays with default names publish."""
+    if not isinstance(store, SqlStateStore):
+        return []
+    names = [re.fullmatch(r"relay\.(.+)\.\d+", each) for each in store.list("relay.")]
+    found = []
+    for outbox in sorted({name[1] for name in names if name is not None}):
+        reason = why_unordered(store, OutboxLayout(outbox))
+        found += [] if reason is None else [Finding(Severity.NOTE, f"outbox {outbox}", reason)]
+    return found
 
 
 def _journals(store: TxnStateStore, *, kafka_answers: bool | None) -> list[Finding]:
@@ -207,13 +231,17 @@ def _journals(store: TxnStateStore, *, kafka_answers: bool | None) -> list[Findi
         states = read_journals(store)
     except StateTableMissingError as error:
         return [judge_missing(_sentence(error), _prefixes_with_a_gate(store))]
+    except StoreError as error:
+        if error.retriable:
+            raise
+        return []  # the role may not read them: see the finding about its rights
     return [finding for state in states for finding in judge_journal(state, kafka_answers=kafka_answers)]
 
 
 def _prefixes_with_a_gate(store: TxnStateStore) -> list[str]:
     try:
         return [] if store.journal is None else [gate.prefix for gate in store.journal.gates(counts=False)]
-    except StateTableMissingError:
+    except StoreError:
         return []
 
 
@@ -223,7 +251,7 @@ def two_phase_by_broker(config: KafkaConfig, *, timeout: float) -> dict[int, boo
 
     def request(node: int) -> MakeRequest:
         def made(connection: Connection) -> DescribeConfigsRequest:
-            has_version[node] = connection.supports(InitProducerIdRequest, INIT_PRODUCER_ID)
+            has_version[node] = connection.supports(InitProducerIdRequest, INIT_TWO_PHASE)
             return settings_request(BROKER_RESOURCE, [str(node)], [TWO_PHASE_SETTING])
 
         return made
@@ -232,7 +260,7 @@ def two_phase_by_broker(config: KafkaConfig, *, timeout: float) -> dict[int, boo
         return settings_in(response).get(str(node), {}).get(TWO_PHASE_SETTING)
 
     with closing(Network(config)) as network:
-        brokers = Brokers(network, Deadline.after(timeout), _BROKER_TIMEOUT)
+        brokers = Brokers(network, Deadline.after(timeout), _BROKER_TIMEOUT_SECONDS)
         live = brokers.view([]).brokers
         settings = brokers.request(live, {node: request(node) for node in live}, setting)
     return {node: _is_on(settings.get(node), has_version=has_version.get(node)) for node in sorted(live)}
@@ -246,22 +274,11 @@ def _is_on(setting: str | None, *, has_version: bool | None) -> bool | None:
 
 def _copied(store: TxnStateStore) -> tuple[str, bool] | None:
     """The finding for a database that is not where its store id was created, and whether it is certain that it is another."""
-    identity, found = store.identity(), store.marks()
-    if identity is None:
+    identity = store.identity()
+    doubt = None if identity is None else identity.doubt(store.description, store.marks())
+    if doubt is None:
         return None
-    if identity.matches_partly(found):
-        return f"{moved(store.description, identity, found)}. It may be a copy.", False
-    if not identity.is_elsewhere(found):
-        return None
-    return _sentence(copied(store.description, identity, found)), store.detects_copies
-
-
-def _on_other_clusters(store: TxnStateStore, seen_cluster_id: str) -> tuple[str, ...]:
-    """The ids whose rows name another cluster than the inspected one."""
-    if not seen_cluster_id:
-        return ()
-    rows = map(store.read, store.list())
-    return tuple(row.transactional_id for row in rows if row is not None and row.cluster_id not in ("", seen_cluster_id))
+    return (f"{doubt}. It may be a copy.", False) if isinstance(doubt, str) else (_sentence(doubt), store.detects_copies)
 
 
 def _broken(about: str, error: DualWriteError) -> Finding:

@@ -61,6 +61,7 @@ class DatabaseFacts:
         copied: The finding for a database that was copied or moved, and whether that is certain; None for any other.
         why_no_marks: Why a copy of the database can't be recognised, if so; see `TxnStateStore.why_no_marks`.
         elsewhere: Ids that are on another Kafka cluster than the inspected one.
+        forgotten: Ids with committed transactions that the database has forgotten.
     """
 
     address: str
@@ -71,6 +72,7 @@ class DatabaseFacts:
     copied: tuple[str, bool] | None = None
     why_no_marks: str | None = None
     elsewhere: tuple[str, ...] = ()
+    forgotten: tuple[str, ...] = ()
 
 
 class Guarantee(Enum):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from dualwrite.diagnosis.needs import Attention, needed
 from dualwrite.kafka.base import TransactionCoordinator
-from dualwrite.outbox.journal_state import JournalState, open_journals
-from dualwrite.recovery.lost import found_in_log
 from dualwrite.recovery.recoverer import ids_with_lanes
+from dualwrite.recovery.resolve import found_in_log
+from dualwrite.relay.journal_state import JournalState, open_journals
 from dualwrite.state import TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostTransaction, StateRow, TxnStateStore
 from dualwrite.stores.leases import Lease
 from dualwrite.stores.rows import proven_lost
-from dualwrite.texts import in_natural_order
+from dualwrite.texts import in_natural_order, now_ms
 from dualwrite.transactional_id import TransactionalId
 
 
@@ -49,23 +50,32 @@ class FoundIds:
     @property
     def elsewhere(self) -> list[StateRow]:
         """The rows of ids on another Kafka cluster than the one that was asked."""
-        return [row for row in self.rows if self.cluster_id is not None and row.cluster_id not in ("", self.cluster_id)]
+        return [row for row in self.rows if self.is_elsewhere(row)]
+
+    def is_elsewhere(self, row: StateRow) -> bool:
+        """Whether an id is on another Kafka cluster than the one that was asked."""
+        return self.cluster_id is not None and row.cluster_id not in ("", self.cluster_id)
 
     @property
     def by_id(self) -> dict[str, list[StateRow]]:
         """The rows by logical id; lane 0 comes first, if it is among them."""
         return {name: list(lanes) for name, lanes in groupby(self.rows, logical)}
 
-    def live_lease(self, transactional_id: str) -> Lease | None:
-        """The lease of an id, if it has not ended."""
-        lease = self.leases.get(transactional_id)
-        return None if lease is None or lease.has_ended else lease
-
     @property
     def used(self) -> set[str]:
         """The logical ids that a pool has leased, or on which a writer is open, or was when it crashed."""
-        leased = {name for name in self.leases if self.live_lease(name) is not None}
+        leased = {name for name, lease in self.leases.items() if not lease.has_ended}
         return leased | {logical(row) for row in self.rows if row.unresolved_generations}
+
+    @property
+    def idle(self) -> set[str]:
+        """The logical ids that nobody uses, and on which nothing is unresolved or lost."""
+        left = {logical(row) for row in self.rows if row.lost or self.is_elsewhere(row)}
+        return {*map(logical, self.rows), *self.leases} - self.used - left
+
+    def needs(self, *, longer_than: float) -> list[Attention]:
+        """What of them needs somebody now; a transaction only if it has been open for so many seconds."""
+        return needed(self.rows, self.leases, self.seen, now_ms(), longer_than=longer_than, gone=self.gone)
 
     def ask(self, coordinator: TransactionCoordinator, *, resolved: bool = True) -> None:
         """Ask the coordinators for the generations that are not resolved, and if `resolved` for the newest of other ids.
@@ -76,8 +86,7 @@ class FoundIds:
         if not self.rows:
             return
         self.cluster_id = coordinator.cluster_id()
-        elsewhere = self.elsewhere
-        for row in (row for row in self.rows if row not in elsewhere):
+        for row in (row for row in self.rows if not self.is_elsewhere(row)):
             generations = row.unresolved_generations or ((row.generation,) if resolved else ())
             if generations:
                 self.seen[row.transactional_id] = {at: coordinator.describe(row.kafka_id(at)) for at in generations}
@@ -106,15 +115,14 @@ def read_ids(store: TxnStateStore, prefix: str = "") -> FoundIds:
     return FoundIds(store.description, rows, by_id, others, open_journals(store, prefix))
 
 
-def open_in_other_databases(rows: Iterable[StateRow], coordinator: TransactionCoordinator) -> list[str]:
+def open_in_other_databases(rows: Sequence[StateRow], coordinator: TransactionCoordinator) -> list[str]:
     """The Kafka ids of open transactions that have our transactional ids, but the store id of another database.
 
     Raises:
         BrokerError: Kafka did not answer.
     """
-    ours = list(rows)
-    logical_ids = set(map(logical, ours))
-    stores = {row.store_id for row in ours}
+    logical_ids = set(map(logical, rows))
+    stores = {row.store_id for row in rows}
     listed = [one for one in coordinator.list_transactions() if one.status is TransactionStatus.ONGOING]
     found = [(one.kafka_transactional_id, TransactionalId.of_kafka(one.kafka_transactional_id)) for one in listed]
     return [

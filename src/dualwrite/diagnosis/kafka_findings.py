@@ -1,15 +1,18 @@
-"""The findings about a Kafka cluster. No I/O."""
+"""The findings about a Kafka cluster and its topics. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from dualwrite.diagnosis.findings import LIBRDKAFKA, NATIVE, Finding, Guarantee, Severity, duration, promise
-from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, BrokerCapabilities, TopicFacts, TwoPhaseObstacle
+from dualwrite.diagnosis.findings import LIBRDKAFKA, NATIVE, Finding, Guarantee, Promise, Severity, duration, promise
+from dualwrite.kafka.inspect import TRANSACTION_STATE_TOPIC, BrokerCapabilities, Retention, TopicFacts, TwoPhaseObstacle
 
 _SHORT_BUDGET_MS: Final = 60_000
 _DEFAULT_MESSAGE_MAX_BYTES: Final = 1_000_000  # librdkafka's message.max.bytes
+
+_ENOUGH_MS: Final = 86_400_000  # a day, with a night in which nobody starts the recovery that failed
+_WEEK_MS: Final = 7 * _ENOUGH_MS
 
 _GRANT_CONFIGS: Final = "or grant the principal DescribeConfigs on the topic"
 
@@ -32,9 +35,18 @@ def judge_kafka(
         )
     if capabilities.native and not capabilities.two_phase:
         found.append(_two_phase(capabilities))
+    if capabilities.may_end_early:
+        found.append(_kafka(Severity.WEAK, _MARKERS_UNCHECKED, "Apache Kafka 4.2 on every broker"))
     if capabilities.may_skip_markers:
         found.append(_kafka(Severity.WEAK, _MARKERS_SKIPPED, "three replicas of each topic; a release that fixes it, or 4.2.2"))
     return found
+
+
+def judge_refused_probe(transactional_id: str) -> Finding:
+    """The finding about a principal that may not use the id of the probe, which no service has: an operator's, for example."""
+    what = f"The principal may not use the transactional id {transactional_id!r}, so what Kafka offers is not known."
+    step = "the same with --id, the id of a service, as its principal; or grant this one Write on the transactional id"
+    return _kafka(Severity.UNKNOWN, what, f"{step} {transactional_id!r}")
 
 
 def judge_two_phase(by_broker: Mapping[int, bool | None]) -> list[Finding]:
@@ -57,6 +69,10 @@ def _brokers(nodes: Sequence[int]) -> str:
     return f"broker{'' if len(nodes) == 1 else 's'} {', '.join(map(str, nodes))}"
 
 
+_MARKERS_UNCHECKED: Final = (
+    "Kafka 4.0 and 4.1 don't check to which transaction a marker belongs (KAFKA-19446): one that is delayed between two "
+    "brokers can end the id's next transaction early."
+)
 _MARKERS_SKIPPED: Final = (
     "Kafka 4.3.0 to 4.4.0 ends a transaction without writing its marker to a partition that has no leader (KAFKA-20734), and "
     "this is 4.3 or newer. Writers and recovery wait for leaders, but can't detect one that is lost during a commit."
@@ -218,3 +234,64 @@ def _sizes(topic: TopicFacts, message_max_bytes: int) -> list[Finding]:
 
 def _topic(topic: TopicFacts, severity: Severity, what: str, change: str) -> Finding:
     return Finding(severity, f"topic {topic.name}", what, change)
+
+
+# --- how long the records of a topic last: for so long, lost messages can be published again ------------------------------
+
+
+def records_last(retention: Retention) -> str:
+    """How long records last, for a table: `7 days`, `no limit`, `1 h, until compacted`."""
+    deleted = retention.deletes and (retention.retention_ms is not None or retention.retention_bytes is not None)
+    limits = []
+    if deleted and retention.retention_ms is not None:
+        limits.append(duration(retention.retention_ms))
+    if deleted and retention.retention_bytes is not None:
+        limits.append(f"{retention.retention_bytes} bytes")
+    if retention.compacts:
+        limits.append("until compacted")
+    return ", ".join(limits) or "no limit"
+
+
+def judge_retention(topic: TopicFacts, promised: Promise | None) -> list[Finding]:
+    """The findings about a topic that a writer sends to, where Kafka may abort a transaction that the database committed.
+
+    With two-phase commit it does not, and nothing needs to be published again.
+    """
+    if (
+        promised is None
+        or promised.guarantee is Guarantee.TWO_PHASE
+        or not topic.exists
+        or topic.name == TRANSACTION_STATE_TOPIC
+    ):
+        return []
+    if topic.retention is None:
+        what = f"Its retention settings can't be read: how long {_LOST} can be published again is not known."
+        step = "retention.ms and cleanup.policy, as an administrator; or grant the principal DescribeConfigs on the topic"
+        return [_topic(topic, Severity.UNKNOWN, what, step)]
+    return [*_deleted(topic, topic.retention), *_compacted(topic, topic.retention)]
+
+
+_LOST: Final = "the messages of a transaction that Kafka has aborted and the database has committed"
+
+
+def _deleted(topic: TopicFacts, retention: Retention) -> list[Finding]:
+    found = []
+    lasts = retention.retention_ms
+    if retention.deletes and lasts is not None and lasts < _ENOUGH_MS:
+        what = f"Its records last {duration(lasts)}: later, {_LOST} can't be published again."
+        found.append(_topic(topic, Severity.WEAK, what, f"retention.ms={_WEEK_MS} (7 days), or at least {_ENOUGH_MS} (24 h)"))
+    if retention.deletes and retention.retention_bytes is not None:
+        what = f"retention.bytes is {retention.retention_bytes} for each partition: records that exceed it are deleted earlier "
+        what += f"than retention.ms says, and with them {_LOST}."
+        found.append(_topic(topic, Severity.NOTE, what, "remove retention.bytes, or make it larger than what a day brings"))
+    return found
+
+
+def _compacted(topic: TopicFacts, retention: Retention) -> list[Finding]:
+    lag = retention.min_compaction_lag_ms
+    if not retention.compacts or lag >= _ENOUGH_MS:
+        return []
+    aged = f", and {duration(lag)} after they were written (min.compaction.lag.ms)" if lag else ""
+    what = f"It is compacted: the cleaner removes {_LOST}, as soon as their segment is closed{aged}. That is after "
+    what += f"{duration(retention.segment_ms)} (segment.ms), or once it is full."
+    return [_topic(topic, Severity.WEAK, what, f"min.compaction.lag.ms={_WEEK_MS} (7 days), or at least {_ENOUGH_MS} (24 h)")]

@@ -17,7 +17,10 @@ from dualwrite.transactional_id import TransactionalId
 Seen = Mapping[str, Mapping[int, TransactionDescription | None]]
 """What the coordinators report, by the row's id and generation; None for an id that they do not know."""
 
-_EXPIRED: Final = 60.0
+LONGER_SECONDS: Final = 10.0
+"""For how long a transaction is open at least that may need somebody: younger ones are probably somebody's work."""
+
+_EXPIRED_SECONDS: Final = 60.0
 """Seconds after which the other pools of a prefix should have recovered the ids of a lease that has ended."""
 
 
@@ -35,6 +38,9 @@ class Need(Enum):
 
     ACKNOWLEDGE = "acknowledge"
     """A transaction is unverified, and its messages must be dealt with."""
+
+    FORGOTTEN = "forgotten"
+    """The database has forgotten transactions whose messages are visible, and their missing rows must be dealt with."""
 
     MARKERS = "markers"
     """A decided transaction is not being ended: probably a partition has no leader."""
@@ -81,7 +87,7 @@ def needed(
             for generation, description in seen.get(row.transactional_id, {}).items()
             if (need := _need(row, generation, description, now_ms - longer_than * 1000, is_leased=is_leased)) is not None
         ]
-        if not open_ones and row.unresolved_generations and _is_abandoned(lease):
+        if not open_ones and row.unresolved_generations and lease is not None and lease.has_ended_for(_EXPIRED_SECONDS):
             open_ones.append(Attention(Need.RECOVER, name, row.kafka_id(row.generation)))
         found += open_ones
     return found
@@ -102,11 +108,11 @@ def _need(
     return Need.RECOVER if found.status is TransactionStatus.ONGOING and not is_leased else None
 
 
-def _is_abandoned(lease: Lease | None) -> bool:
-    return lease is not None and lease.seconds_left is not None and lease.seconds_left < -_EXPIRED
-
-
-_LISTED: Final = {LostKind.LOST: Need.PUBLISH, LostKind.UNVERIFIED: Need.ACKNOWLEDGE}
+_LISTED: Final = {
+    LostKind.LOST: Need.PUBLISH,
+    LostKind.UNVERIFIED: Need.ACKNOWLEDGE,
+    LostKind.FORGOTTEN: Need.FORGOTTEN,
+}
 
 NEEDS: Final[Mapping[Need, Callable[[int], str]]] = {
     Need.RECOVER: lambda count: f"{counted(count, 'transaction')} wait{'s' if count == 1 else ''}",
@@ -116,12 +122,45 @@ NEEDS: Final[Mapping[Need, Callable[[int], str]]] = {
     Need.ACKNOWLEDGE: lambda count: (
         f"{counted(count, 'transaction')} unverified, to acknowledge when the messages are dealt with"
     ),
+    Need.FORGOTTEN: lambda count: (
+        f"{counted(count, 'id')} {'has' if count == 1 else 'have'} committed transactions that the database has forgotten, to "
+        "acknowledge when their missing rows are dealt with"
+    ),
 }
 """What is needed, in words, for a number of transactions."""
 
 
-def by_need(found: Iterable[Attention]) -> dict[Need, list[Attention]]:
-    """What needs somebody, by what is needed, most urgent first; only what there is."""
+_OPTIONS: Final[Mapping[Need, tuple[str, ...]]] = {
+    Need.PUBLISH: ("--republish",),
+    Need.GONE: ("--acknowledge",),
+    Need.ACKNOWLEDGE: ("--acknowledge",),
+    Need.FORGOTTEN: ("--acknowledge",),
+}
+
+
+def next_words(need: Need, ones: Iterable[Attention]) -> tuple[str, ...]:
+    """The words after `dualwrite` of the command that does what is needed."""
+    if need is Need.MARKERS:
+        return ("transactions", "describe", *dict.fromkeys(each.kafka_id for each in ones))
+    ids = (word for name in dict.fromkeys(each.transactional_id for each in ones) for word in ("--id", name))
+    return ("recover", *ids, *_OPTIONS.get(need, ()))
+
+
+@dataclass(frozen=True)
+class ToDo:
+    """What is to be done about several transactions: a sentence without the final period, the command, and the logical ids."""
+
+    text: str
+    next_words: tuple[str, ...]
+    ids: tuple[str, ...]
+
+
+def to_do(found: Iterable[Attention]) -> list[ToDo]:
+    """What is to be done, most urgent first; empty if nothing is."""
     ones = list(found)
-    groups = {need: [each for each in ones if each.need is need] for need in NEEDS}
-    return {need: each for need, each in groups.items() if each}
+    groups = [(need, [each for each in ones if each.need is need]) for need in NEEDS]
+    return [
+        ToDo(NEEDS[need](len(each)), next_words(need, each), tuple(dict.fromkeys(one.transactional_id for one in each)))
+        for need, each in groups
+        if each
+    ]

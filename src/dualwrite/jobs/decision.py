@@ -24,7 +24,7 @@ from dualwrite.jobs.job_tables import (
 )
 from dualwrite.jobs.job_tables import batch_table as b
 from dualwrite.jobs.rules import Committed, JobRow, JobRun, Prepared, after_close, check_binding, closed, opened, with_given_up
-from dualwrite.kafka.time_budget import MORE_TIME, reserve_for
+from dualwrite.kafka.client.time_budget import MORE_TIME, reserve_for
 from dualwrite.state import delivery_text
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.short import database_clock
@@ -46,7 +46,7 @@ _RECORD: Final = (
 )
 
 
-class Decided(Enum):
+class RunOutcome(Enum):
     """The decision on a run."""
 
     COMMITTED = "committed"
@@ -60,14 +60,14 @@ class Decided(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EndedRun:
     """A decision, the batch's marker if it is committed, and what remains to be done.
 
     `left` has the attempts of the prefix that belong to no open run and are not winners of this one: their transactions must be
     resolved, and their staged rows deleted.
     """
 
-    decided: Decided
+    decided: RunOutcome
     marker: Marker | None = None
     left: tuple[AttemptRow, ...] = ()
 
@@ -87,7 +87,7 @@ class JobDecision:
         self._owner = owner
         self._patience = patience
 
-    def commit(self, run: JobRun, winners: Sequence[Prepared], rows: int, move: Callable[[Connection], int]) -> Verdict:
+    def commit(self, run: JobRun, winners: Sequence[Prepared], rows: int, move: Callable[[Connection], int]) -> EndedRun:
         """Commit the run in one transaction: record the winners' states, move their rows, write the marker, close the run.
 
         If the response to COMMIT is lost, the transaction runs again and either finds the marker or decides again.
@@ -104,7 +104,7 @@ class JobDecision:
         """
         names = [winner.transactional_id for winner in winners]
 
-        def work(connection: Connection) -> Verdict:
+        def work(connection: Connection) -> EndedRun:
             row = read_job(connection, run.prefix, LOCKED)
             found = read_marker(connection, run.job_id, run.batch_id)
             if found is not None:
@@ -122,25 +122,25 @@ class JobDecision:
             marker = Marker(run.prefix, run.token, rows, named, now, run.bound_to)
             _mark(connection, run, marker)
             ended = self._close(connection, row, winners=names)
-            verdict = Verdict(Decided.COMMITTED, marker, _without(left_behind(connection, ended), names))
+            verdict = EndedRun(RunOutcome.COMMITTED, marker, _without(left_behind(connection, ended), names))
             _check_time_left(connection, run, winners)
             return verdict
 
         return self._short.run(work, f"committing {run.name}", patience=self._patience)
 
-    def abort(self, run: JobRun) -> Verdict:
+    def abort(self, run: JobRun) -> EndedRun:
         """Abort the run, unless its batch is committed: close it and fence its attempts.
 
         A run that no task has opened yet is recorded as closed, so that a late task can't open it. Another open run stays open.
         """
 
-        def work(connection: Connection) -> Verdict:
+        def work(connection: Connection) -> EndedRun:
             row = read_job(connection, run.prefix, LOCKED)
             return self._discarded(connection, run, row, read_marker(connection, run.job_id, run.batch_id))
 
         return self._short.run(work, f"aborting {run.name}", patience=self._patience)
 
-    def close(self, prefix: str, *, expected: JobRow | None = None, release: bool = False) -> tuple[JobRow, Verdict] | None:
+    def close(self, prefix: str, *, expected: JobRow | None = None, release: bool = False) -> tuple[JobRow, EndedRun] | None:
         """Close the open run on a prefix, regardless of its owner, and fence its attempts.
 
         With `expected`, only if the newest run is still the one in this row, and open only if it was. With `release`, another
@@ -148,19 +148,19 @@ class JobDecision:
         there is no row, or not the expected one.
         """
 
-        def work(connection: Connection) -> tuple[JobRow, Verdict] | None:
+        def work(connection: Connection) -> tuple[JobRow, EndedRun] | None:
             row = read_job(connection, prefix, LOCKED)
             if row is None or (expected is not None and (row.token, row.is_open) != (expected.token, expected.is_open)):
                 return None
             ended = self._close(connection, row, release=release)
             marker = read_marker(connection, row.job_id, row.batch_id)
-            return row, Verdict(_decided(marker, row.token), marker, left_behind(connection, ended))
+            return row, EndedRun(_decided(marker, row.token), marker, left_behind(connection, ended))
 
         return self._short.run(work, f"closing the job on {prefix!r}", patience=self._patience)
 
     def _discarded(
         self, connection: Connection, run: JobRun, row: JobRow | None, marker: Marker | None, winners: Collection[str] = ()
-    ) -> Verdict:
+    ) -> EndedRun:
         """End a run that needs no commit: its batch is already committed, by this run or an earlier one, or it is aborted."""
         if row is not None and row.is_open_for(run):
             row = self._close(connection, row)
@@ -168,7 +168,7 @@ class JobDecision:
             row = self._record_closed(connection, run, row)
         decided = _decided(marker, run.token)
         left = () if row is None else left_behind(connection, row)
-        return Verdict(decided, marker, _without(left, winners if decided is Decided.COMMITTED else ()))
+        return EndedRun(decided, marker, _without(left, winners if decided is RunOutcome.COMMITTED else ()))
 
     def _record_closed(self, connection: Connection, run: JobRun, row: JobRow | None) -> JobRow | None:
         """Record a run that could still be opened as closed, so that it can't be opened; other runs need no record.
@@ -197,10 +197,10 @@ class JobDecision:
         return ended
 
 
-def _decided(marker: Marker | None, token: str) -> Decided:
+def _decided(marker: Marker | None, token: str) -> RunOutcome:
     if marker is None:
-        return Decided.ABORTED
-    return Decided.COMMITTED if marker.token == token else Decided.COMMITTED_BEFORE
+        return RunOutcome.ABORTED
+    return RunOutcome.COMMITTED if marker.token == token else RunOutcome.COMMITTED_BEFORE
 
 
 def _without(attempts: Iterable[AttemptRow], names: Collection[str]) -> tuple[AttemptRow, ...]:
@@ -264,7 +264,5 @@ def _refused(run: JobRun, what: str) -> BatchRefusedError:
         f"{run.name} was not committed. {what}",
         cause="a task was replaced, or staged rows were lost (a crash of the database empties an unlogged staging table)",
         next_step="run the batch again",
-        prefix=run.prefix,
-        job_id=run.job_id,
-        batch_id=run.batch_id,
+        **run.facts,
     )

@@ -18,15 +18,15 @@ from dualwrite.errors import (
     shell_word,
 )
 from dualwrite.failpoints import hit
-from dualwrite.jobs.decision import Decided, JobDecision, Verdict
+from dualwrite.jobs.decision import EndedRun, JobDecision, RunOutcome
 from dualwrite.jobs.job_context import OpenSite
 from dualwrite.jobs.job_recovery import complete, delete_staged, open_run, resolve_ids
 from dualwrite.jobs.job_tables import Marker, StagedRows
 from dualwrite.jobs.rules import JobRun, Prepared, TaskOutcome
 from dualwrite.jobs.task import Sink
-from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers, tracing
 from dualwrite.observability.events import JobAborted, JobCommitted
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.recovery.clusters import check_cluster
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
@@ -96,7 +96,7 @@ class JobCommitter:
             verdict = self._decide(run, winners, rows)
         hit("job_after_commit")
         completed = RecoveryReport()
-        if verdict.decided is Decided.COMMITTED:
+        if verdict.decided is RunOutcome.COMMITTED:
             with tracing.job_step("commit kafka"):
                 completed = complete(self._site, winners)
         hit("job_after_complete")
@@ -106,11 +106,11 @@ class JobCommitter:
         assert marker is not None  # otherwise the decision has raised
         self._raise_for_incomplete(run, marker, RecoveryReport(completed.ids + rest.ids))
         log.info("%s rows and messages, %s", f"{marker.row_count:,}", verdict.decided.value, job=run.name)
-        if verdict.decided is Decided.COMMITTED and observers.installed:
+        if verdict.decided is RunOutcome.COMMITTED and observers.installed:
             observers.notify(JobCommitted(run.name, len(winners), time.monotonic() - began))
-        return rows if verdict.decided is Decided.COMMITTED else 0
+        return rows if verdict.decided is RunOutcome.COMMITTED else 0
 
-    def _decide(self, run: JobRun, winners: Sequence[Prepared], rows: int) -> Verdict:
+    def _decide(self, run: JobRun, winners: Sequence[Prepared], rows: int) -> EndedRun:
         keys = [(winner.transactional_id, winner.fence) for winner in winners]
 
         def move(connection: Connection) -> int:
@@ -129,7 +129,7 @@ class JobCommitter:
             raise InDoubtTransactionError(
                 f"The database did not respond to the commit of {run.name}: its outcome is unknown, and it stays prepared.",
                 transactional_id=winners[0].transactional_id,
-                cause=str(error),
+                cause=f"{error}",
                 next_step="the next run of the job, or `dualwrite recover --prefix "
                 f"{shell_word(run.prefix)}`, resolves it; don't write the batch again by other means",
                 state="",
@@ -163,16 +163,16 @@ class JobCommitter:
             if closed is not None:
                 self._clean_up(JobRun(prefix, row.job_id, row.batch_id, row.keeps_lease, row.token), closed[1])
 
-    def _clean_up(self, run: JobRun, verdict: Verdict) -> None:
+    def _clean_up(self, run: JobRun, verdict: EndedRun) -> None:
         hit("job_after_abort")
         report = self._resolve_rest(verdict)
         self._clear_staging(run, verdict)
         RecoveryReport(report.failed).raise_for_problems()
         log.warning("its run ended: %s", verdict.decided.value, job=run.name)
-        if verdict.decided is Decided.ABORTED and observers.installed:
+        if verdict.decided is RunOutcome.ABORTED and observers.installed:
             observers.notify(JobAborted(run.prefix, run.name))
 
-    def _resolve_rest(self, verdict: Verdict, *, completed: Collection[str] = ()) -> RecoveryReport:
+    def _resolve_rest(self, verdict: EndedRun, *, completed: Collection[str] = ()) -> RecoveryReport:
         """Resolve what is still open: transactions of lost attempts, of earlier runs, and of the committed run's winners."""
         fences = {row.transactional_id: row.fence for row in verdict.left if not row.is_resolved}
         names: set[str] = set()
@@ -183,7 +183,7 @@ class JobCommitter:
         ids = [(name, fence) for name, fence in fences.items() if name not in completed]
         return resolve_ids(self._site, ids, awaited=names)
 
-    def _clear_staging(self, run: JobRun, verdict: Verdict, winners: Sequence[Prepared] = ()) -> None:
+    def _clear_staging(self, run: JobRun, verdict: EndedRun, winners: Sequence[Prepared] = ()) -> None:
         """Delete the staged rows. If this fails, the next cleanup does it: nothing reads these rows any more."""
         up_to = {row.transactional_id: row.fence for row in verdict.left}
         up_to.update((winner.transactional_id, winner.fence) for winner in winners)
@@ -211,7 +211,7 @@ class JobCommitter:
             self._raise_for_failed(run, marker, published)
             report = RecoveryReport(report.ids + published.ids)
         found = [(one.transactional_id, one.lost) for one in report if one.lost is not None]  # rule RW: also if it is gone now
-        found += [(row.transactional_id, entry) for row in rows for entry in row.lost]
+        found += [(row.transactional_id, entry) for row in rows for entry in row.without_messages]
         again = report.published_again
         left = {
             (name, entry.generation, entry.state): (name, entry)

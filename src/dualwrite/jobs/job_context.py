@@ -15,6 +15,7 @@ from dualwrite.kafka.choose import choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.recipe.republish import RecoveryPublisher
+from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.settings import OnLost, ProducerName, Settings, Timeouts
 from dualwrite.stores.registry import keeps_a_table
 from dualwrite.stores.sql import SqlStateStore
@@ -101,6 +102,11 @@ class OpenSite:
             return None
         marked = site.mark_republished
         return RecoveryPublisher(self.store, self.coordinator, self.producers, timeouts=site.timeouts, is_marked=marked)
+
+    @cached_property
+    def recoverer(self) -> Recoverer:
+        """Resolves what tasks have left."""
+        return Recoverer(self.store, self.coordinator, timeouts=self.site.timeouts, republisher=self.republisher)
 
     def producers(self, transactional_id: str) -> ProducerFactory:
         """The factory of an id's producers; queries the cluster's capabilities.

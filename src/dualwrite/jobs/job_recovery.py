@@ -6,7 +6,6 @@ each transaction ends, so all of this can be interrupted at any point, and any p
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -14,19 +13,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from dualwrite.deadline import Deadline, Pauses
 from dualwrite.errors import BrokerUnavailableError, DualWriteError, FencedError, StoreUnavailableError
 from dualwrite.failpoints import hit
 from dualwrite.jobs.decision import JobDecision
 from dualwrite.jobs.job_context import OpenSite
 from dualwrite.jobs.job_tables import AttemptRow, StagedRows
-from dualwrite.jobs.rules import JobRow, JobRun, Opening, Prepared
-from dualwrite.logs import SubjectLogger
+from dualwrite.jobs.rules import JobRow, JobRun, OpeningResult, Prepared
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.recovery.clusters import check_cluster
-from dualwrite.recovery.plan import IdPlan, KafkaCheck, RecoveryPlan
+from dualwrite.recovery.plan import KafkaCheck, RecoveryPlan
 from dualwrite.recovery.recoverer import describe_owner
-from dualwrite.recovery.report import IdReport, Outcome, RecoveryReport
-from dualwrite.recovery.resolve import resolve_id
-from dualwrite.stores.base import Claim, StateRow
+from dualwrite.recovery.report import IdReport, RecoveryReport
+from dualwrite.stores.base import Claim
 from dualwrite.stores.rows import proven_lost
 from dualwrite.stores.sql.dialect import ErrorClass
 
@@ -44,13 +43,13 @@ def complete(site: OpenSite, winners: Sequence[Prepared]) -> RecoveryReport:
     we wait until it has resolved the id.
     """
 
-    def resolve(claim: Claim) -> IdReport:
+    def resolve(winner: Prepared) -> IdReport:
         try:
-            return _resolved(site, claim)
+            return site.recoverer.resolve(Claim(winner.transactional_id, winner.fence, winner.owner))
         except FencedError:
-            return _wait_until_resolved(site, claim)
+            return _wait_until_resolved(site, winner.transactional_id)
 
-    return _in_parallel(site, [Claim(winner.transactional_id, winner.fence, winner.owner) for winner in winners], resolve)
+    return _in_parallel(site, {winner.transactional_id: partial(resolve, winner) for winner in winners})
 
 
 def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Collection[str] = ()) -> RecoveryReport:
@@ -59,43 +58,24 @@ def resolve_ids(site: OpenSite, ids: Iterable[tuple[str, int]], *, awaited: Coll
     An id that was claimed in the meantime is left to its claimant; if the id is in `awaited`, we wait until the claimant has
     resolved what was prepared.
     """
-    owner = describe_owner("job recovery")
-    kafka = KafkaCheck(site.store, site.coordinator)
+    check = KafkaCheck(site.store, site.coordinator)
 
-    def resolve(claim: Claim) -> IdReport:
-        name = claim.transactional_id
-        row = site.store.read(name)
-        if row is not None and row.fence == claim.fence:
-            kafka.at(row)
-        try:
-            claim = site.store.claim(name, owner, timeout=site.site.timeouts.claim, expected_fence=claim.fence)
-            return _resolved(site, claim)
-        except FencedError as error:
-            if name in awaited:
-                return _wait_until_resolved(site, claim)
-            return IdReport(name, taken_over_by=str(error.facts.get("current_owner")))
+    def resolve(name: str, fence: int) -> IdReport:
+        report = site.recoverer.recover_row(name, check, expected_fence=fence)
+        is_awaited = report.taken_over_by is not None and name in awaited
+        return _wait_until_resolved(site, name) if is_awaited else report
 
-    return _in_parallel(site, [Claim(name, fence, owner) for name, fence in ids], resolve)
+    return _in_parallel(site, {name: partial(resolve, name, fence) for name, fence in ids})
 
 
-def _resolved(site: OpenSite, claim: Claim) -> IdReport:
-    """Resolve an id under a claim, and publish what is lost on it again, if that is wanted."""
-    report = resolve_id(site.store, site.coordinator, claim, timeout=site.site.timeouts.kafka)
-    if site.republisher is None or not proven_lost(report.unacknowledged):
-        return report
-    return site.republisher.publish(claim, report)
-
-
-def _wait_until_resolved(site: OpenSite, claim: Claim) -> IdReport:
+def _wait_until_resolved(site: OpenSite, name: str) -> IdReport:
     """Wait until the process that claimed after us has resolved what we left; every claimant does this first."""
-    name, state = claim.transactional_id, None
-    deadline = time.monotonic() + site.site.timeouts.kafka
-    while time.monotonic() < deadline:
+    state = None
+    for _ in Deadline(site.site.timeouts.kafka).attempts(Pauses(_POLL_INTERVAL, _POLL_INTERVAL, spread=0.0)):
         row = site.store.read(name)
         if row is None or row.prepared_state is None or state not in (None, row.prepared_state):
             return IdReport(name, taken_over_by=row.owner if row else None)
         state = row.prepared_state
-        time.sleep(_POLL_INTERVAL)
     raise BrokerUnavailableError(
         "Another process has claimed the id of a committed task and has not resolved its transaction within "
         f"{site.site.timeouts.kafka:g} s.",
@@ -104,19 +84,24 @@ def _wait_until_resolved(site: OpenSite, claim: Claim) -> IdReport:
     )
 
 
-def _in_parallel(site: OpenSite, claims: Sequence[Claim], resolve: Callable[[Claim], IdReport]) -> RecoveryReport:
-    def one(claim: Claim) -> IdReport:
-        try:
-            return resolve(claim)
-        except DualWriteError as error:
-            log.warning("could not be resolved now: %s", error, transactional_id=claim.transactional_id)
-            return IdReport(claim.transactional_id, error=error)
+def _in_parallel(site: OpenSite, several: Mapping[str, Callable[[], IdReport]]) -> RecoveryReport:
+    """Resolve ids in threads; the error of one is in its report."""
 
-    if not claims:
+    def one(name: str, resolve: Callable[[], IdReport]) -> IdReport:
+        try:
+            report = resolve()
+        except DualWriteError as error:
+            report = IdReport(name, error=error)
+        if report.error is not None:  # nobody looks at the report of what a new run finds
+            log.warning("could not be resolved now: %s", report.error, transactional_id=name)
+        return report
+
+    if not several:
         return RecoveryReport()
-    with ThreadPoolExecutor(min(site.site.parallelism, len(claims)), "dualwrite-resolve") as threads:
-        contexts = [copy_context() for _ in claims]  # what is traced belongs to the step of the job
-        return RecoveryReport(tuple(threads.map(lambda context, claim: context.run(one, claim), contexts, claims)))
+    with ThreadPoolExecutor(min(site.site.parallelism, len(several)), "dualwrite-resolve") as threads:
+        # a copy of the context for each: what is traced belongs to the step of the job
+        jobs = [threads.submit(copy_context().run, one, name, resolve) for name, resolve in several.items()]
+        return RecoveryReport(tuple(job.result() for job in jobs))
 
 
 def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> RecoveryReport:
@@ -126,10 +111,6 @@ def cleanup(site: OpenSite, left: Sequence[AttemptRow], staged: StagedRows) -> R
     another fencing token and is left to that task, which resolves it before it starts.
     """
     report = resolve_ids(site, [(row.transactional_id, row.fence) for row in left if not row.is_resolved])
-    for found in report:
-        if found.outcome is not Outcome.NOTHING:
-            done = found.outcome.in_words
-            log.info("cleaned up generation %d: %s", found.generation, done, transactional_id=found.transactional_id)
     delete_staged(site, {row.transactional_id: row.fence for row in left}, staged)
     return report
 
@@ -164,7 +145,7 @@ def delete_staged(site: OpenSite, up_to: Mapping[str, int], staged: StagedRows) 
     return deleted
 
 
-def open_run(site: OpenSite, run: JobRun, *, owner: str, staging_table: str, ids: Iterable[str] = ()) -> Opening:
+def open_run(site: OpenSite, run: JobRun, *, owner: str, staging_table: str, ids: Iterable[str] = ()) -> OpeningResult:
     """Open the run, unless it is open, and resolve what earlier runs left.
 
     Opening the run fences the tasks of earlier runs, so Kafka is checked first: `ids` must be on this cluster.
@@ -230,11 +211,4 @@ def plan_job(site: OpenSite, prefix: str) -> RecoveryPlan:
     kafka = KafkaCheck(site.store, site.coordinator)
     kafka.check()
     rows = (site.store.read(attempt.transactional_id) for attempt in site.ledger.attempts(prefix))
-    return RecoveryPlan(tuple(_planned(site, kafka, row) for row in rows if row is not None))
-
-
-def _planned(site: OpenSite, kafka: KafkaCheck, row: StateRow) -> IdPlan:
-    plans = kafka.at(row)
-    found = () if site.republisher is None else kafka.lost_messages(row, plans)
-    owner = row.owner if row.generations_to_recover else None
-    return IdPlan(row.transactional_id, owner, plans, row.lost, row=row, found=found)
+    return RecoveryPlan(tuple(site.recoverer.plan_row(row, kafka) for row in rows if row is not None))

@@ -33,8 +33,8 @@ from dualwrite.jobs.job_tables import (
 from dualwrite.jobs.job_tables import attempt_table as a
 from dualwrite.jobs.job_tables import batch_table as b
 from dualwrite.jobs.job_tables import job_table as j
-from dualwrite.jobs.rules import AttemptId, Committed, JobRow, JobRun, Opening, closed, opened
-from dualwrite.logs import SubjectLogger
+from dualwrite.jobs.rules import AttemptId, Committed, JobRow, JobRun, OpeningResult, closed, opened
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.stores.base import MAX_OWNER_LENGTH, Claim, TxnStateStore
 from dualwrite.stores.rows import fenced
 from dualwrite.stores.sql import SqlStateStore
@@ -61,7 +61,7 @@ _CURRENT: Final = select(t.c.fence, t.c.owner).where(t.c.transactional_id == bin
 class Opened:
     """The result of opening a run: the row as it was, and the attempts of earlier runs, whose transactions must be resolved."""
 
-    outcome: Opening
+    outcome: OpeningResult
     earlier: JobRow | None
     left: tuple[AttemptRow, ...] = ()
 
@@ -232,12 +232,6 @@ class JobLedger:
     def attempts(self, prefix: str, ids: Collection[str] | None = None) -> list[AttemptRow]:
         """The transactional ids that tasks have used under a prefix, restricted to `ids` if given; sorted."""
         return self._short.query(lambda connection: read_attempts(connection, prefix, ids=ids), "listing the ids of tasks")
-
-    def attempts_among(self, ids: Collection[str]) -> frozenset[str]:
-        """Those of the given ids that belong to task attempts of jobs."""
-        query = select(a.c.transactional_id)
-        found = self._short.query(lambda connection: frozenset(connection.scalars(query)), "listing the ids of tasks")
-        return found.intersection(ids)
 
     def attempt_fences(self) -> dict[str, int | None]:
         """The fencing token of each id that a task has used; None for an id that a task of an open run is using.

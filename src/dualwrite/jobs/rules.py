@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from dualwrite.errors import BatchRefusedError, InvalidTransactionalIdError, JobClosedError, PrefixLeasedError, shell_word
 from dualwrite.observability.tracing import Carrier
@@ -58,6 +58,11 @@ class JobRun:
     def name(self) -> str:
         """The batch, as messages name it."""
         return f"batch {self.batch_id} of job {self.job_id!r}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts of an error about it."""
+        return {"prefix": self.prefix, "job_id": self.job_id, "batch_id": self.batch_id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +162,7 @@ class JobRow:
         return self.is_open and self.token == run.token
 
 
-class Opening(Enum):
+class OpeningResult(Enum):
     """The result of opening a run."""
 
     OPENED = "opened"
@@ -181,7 +186,7 @@ class Committed:
 
 def opened(
     row: JobRow | None, run: JobRun, committed: Committed, *, owner: str, staging_table: str, dead: str | None = None
-) -> tuple[Opening, JobRow | None]:
+) -> tuple[OpeningResult, JobRow | None]:
     """The result of opening a run, and the row to write, or None if the row does not change.
 
     `dead` is the token of an open run that was watched and sent no heartbeat: it may be replaced.
@@ -196,18 +201,16 @@ def opened(
     if committed.newest is not None and committed.newest > run.batch_id:
         raise _out_of_order(run, committed.newest)
     if committed.this:
-        return Opening.ALREADY_COMMITTED, None
+        return OpeningResult.ALREADY_COMMITTED, None
     if row is not None:
         if row.is_open_for(run):
-            return Opening.JOINED, None
+            return OpeningResult.JOINED, None
         if run.token in (row.token, *row.earlier_tokens) or (row.job_id == run.job_id and row.batch_id > run.batch_id):
             raise closed(run, row)
         if row.job_id != run.job_id and (row.is_open or row.keeps_lease) and row.token != dead:
             raise _leased(run, row)
-    return Opening.OPENED, JobRow(
-        prefix=run.prefix,
-        job_id=run.job_id,
-        batch_id=run.batch_id,
+    return OpeningResult.OPENED, JobRow(
+        **run.facts,
         token=run.token,
         is_open=True,
         keeps_lease=run.keeps_lease,
@@ -247,9 +250,7 @@ def closed(run: JobRun, row: JobRow | None) -> JobClosedError:
         what,
         cause="the task outlived its run, or the job runs twice at once",
         next_step="nothing of this task is kept; make sure that the job runs only once at a time",
-        prefix=run.prefix,
-        job_id=run.job_id,
-        batch_id=run.batch_id,
+        **run.facts,
     )
 
 
@@ -265,9 +266,7 @@ def check_binding(run: JobRun, bound_to: str) -> None:
             cause="two jobs have the same name, or the query has a new checkpoint, which numbers its batches from 0 again",
             next_step="nothing was written; give these rows a job_id (jobId) of their own, or continue with the checkpoint, "
             "the table and the topic that the job had",
-            prefix=run.prefix,
-            job_id=run.job_id,
-            batch_id=run.batch_id,
+            **run.facts,
         )
 
 
@@ -299,7 +298,5 @@ def _out_of_order(run: JobRun, newest: int) -> BatchRefusedError:
         f"{run.name} is out of order: batch {newest} of the same job is already committed.",
         cause="the checkpoint was reset to an earlier state, or two queries share it",
         next_step="nothing was written; continue from the newest checkpoint, or start a new query",
-        prefix=run.prefix,
-        job_id=run.job_id,
-        batch_id=run.batch_id,
+        **run.facts,
     )

@@ -11,7 +11,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from threading import Event, Thread
 from types import TracebackType
@@ -23,12 +23,12 @@ from dualwrite.errors import BatchRefusedError, DualWriteError, JobClosedError
 from dualwrite.failpoints import hit
 from dualwrite.jobs.job_context import OpenSite
 from dualwrite.jobs.job_recovery import open_run
-from dualwrite.jobs.rules import AttemptId, JobRun, Opening, Prepared, TaskOutcome
+from dualwrite.jobs.rules import AttemptId, JobRun, OpeningResult, Prepared, TaskOutcome
 from dualwrite.kafka.base import ProducerFactory, TransactionalProducer
-from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers
 from dualwrite.observability.events import TaskFailed, TaskPrepared
-from dualwrite.recipe.ownership import Ownership
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.recipe.ownership import Ownership, Parties
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.stores.base import Claim
 from dualwrite.stores.sql.short import database_clock
@@ -116,7 +116,7 @@ class TaskAttempt(Generic[Batch]):
                 return self._outcome()
             owner, table = describe_owner("task"), self._sink.staging_table
             opening = open_run(self._site, self._run, owner=owner, staging_table=table, ids=[str(self._id)])
-            if opening is Opening.ALREADY_COMMITTED:
+            if opening is OpeningResult.ALREADY_COMMITTED:
                 return self._outcome(already_committed=True)  # does not read the remaining rows: computing them may take hours
             producers = self._site.producers(str(self._id))  # contacts Kafka before anything is claimed
             self._id, claim = self._site.ledger.claim(
@@ -135,8 +135,9 @@ class TaskAttempt(Generic[Batch]):
 
     def _write_all(self, batches: Iterator[Batch], producers: ProducerFactory, claim: Claim) -> tuple[int, Prepared]:
         site, timeouts, short = self._site, self._site.site.timeouts, self._site.store.short_transactions
-        ownership = Ownership(site.store, site.coordinator, producers, transactional_id=str(self._id), timeouts=timeouts)
-        with self._heartbeats() as is_closed:
+        ownership = Ownership(Parties(site.store, site.coordinator, producers, timeouts), str(self._id))
+        is_closed = Event()
+        with self._heartbeats(is_closed):
             ownership.adopt(claim)
             ownership.resolve()
             ownership.start()
@@ -203,28 +204,22 @@ class TaskAttempt(Generic[Batch]):
                 f"The task was stopped: its run of {self._run.name} was closed, or its id was claimed by another run.",
                 cause="the task outlived its run, or the job runs twice at once",
                 next_step="nothing of this task is kept; make sure that the job runs only once at a time",
-                prefix=self._run.prefix,
-                job_id=self._run.job_id,
-                batch_id=self._run.batch_id,
+                **self._run.facts,
             )
 
     # --- heartbeats: without them, the run of a batch write is presumed dead ----------------------------------------------
 
-    @contextmanager
-    def _heartbeats(self) -> Iterator[Event]:
+    def _heartbeats(self, is_closed: Event) -> AbstractContextManager[None]:
         """Send heartbeats while the block runs; the event is set once the run is closed, or the attempt has lost its id."""
-        is_closed = Event()
 
         def beat() -> bool:
             if not self._site.ledger.beat(self._run, str(self._id)):
                 is_closed.set()
             return not is_closed.is_set()
 
-        with _repeated(beat, str(self._id), self._site.site.heartbeat_interval):
-            yield is_closed
+        return _repeated(beat, str(self._id), self._site.site.heartbeat_interval)
 
-    @contextmanager
-    def _heartbeats_before_claim(self) -> Iterator[None]:
+    def _heartbeats_before_claim(self) -> AbstractContextManager[None]:
         """Like `_heartbeats`, before the id is claimed; the run may be open already because of other tasks."""
         seen: datetime | None = None
 
@@ -233,8 +228,7 @@ class TaskAttempt(Generic[Batch]):
             seen = self._site.ledger.beat_before_claim(self._run, seen)
             return True
 
-        with _repeated(beat, str(self._id), self._site.site.heartbeat_interval):
-            yield
+        return _repeated(beat, str(self._id), self._site.site.heartbeat_interval)
 
 
 @contextmanager

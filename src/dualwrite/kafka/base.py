@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from dualwrite.deadline import Limit
 from dualwrite.errors import UsageError
@@ -21,10 +22,6 @@ from dualwrite.state import (
     TransactionDescription,
     TransactionStatus,
 )
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 _LIBRDKAFKA_MAGIC: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("=i")
@@ -127,8 +124,12 @@ class SentOffsets:
         self._groups.clear()
 
 
+GivenMessage = tuple[str, bytes | str | None, bytes | str | None, Headers | None, int | None, int | None]
+"""A message as somebody has given it: the fields of a Message, in their order. Whatever takes it checks it."""
+
+
 class Message(NamedTuple):
-    """One checked message, to be sent later; `timestamp` is in milliseconds since 1970, None for the time of sending."""
+    """One checked message; `timestamp` is in milliseconds since 1970, None for the time of sending."""
 
     topic: str
     value: bytes | None
@@ -187,45 +188,22 @@ class TransactionalProducer(Protocol):
         """Begin a transaction; nothing is sent to Kafka before the first message."""
         ...
 
-    def send(
-        self,
-        topic: str,
-        value: bytes | str | None,
-        *,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        """Queue one message, to be sent in the background. `timestamp` is in milliseconds since 1970.
+    def send_messages(self, messages: Iterable[GivenMessage]) -> None:
+        """Check messages and queue them, to be sent in the background; those without a timestamp get the time of this call.
 
-        Raises:
-            InvalidMessageError: A wrong type or range, or the timestamp 0 if the producer can't send it; nothing was sent, and
-                the transaction can continue.
-            UnknownTopicError: The topic does not exist, and the broker does not create it.
-            MessageTooLargeError: The message exceeds the producer's own limit.
-            DeliveryError: The queue stayed full, or an earlier message of the transaction has failed.
-        """
-        ...
+        It does not wait until they are stored; `prepare_transaction` does. After an error it is unspecified how many of the
+        messages before the one that has failed were queued.
 
-    def send_many(
-        self,
-        topic: str,
-        values: Iterable[bytes | str | None],
-        *,
-        keys: Iterable[bytes | str | None] | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        """Queue many messages, as repeated calls of `send` would; without `timestamp` they all get the time of this call.
-
-        If a message is invalid or the iterable raises, it is unspecified how many of the messages before it were queued.
-
-        The time limit of `send` is for waiting without progress: all waits of the call share one limit, which starts again
+        The time limit of delivery is for waiting without progress: all waits of the call share one limit, which starts again
         when the brokers have stored messages. A call with millions of messages may therefore take longer than the limit, but
         where the brokers store nothing, it waits no longer than that. The time that the iterable needs does not count.
 
-        Raises: as `send`, and InvalidMessageError if the numbers of keys and values differ.
+        Raises:
+            InvalidMessageError: A wrong type or range, or the timestamp 0 if the producer can't send it. That message was not
+                sent, and the transaction can continue.
+            UnknownTopicError: The topic does not exist, and the broker does not create it.
+            MessageTooLargeError: The message exceeds the producer's own limit.
+            DeliveryError: The queue stayed full, or an earlier message of the transaction has failed.
         """
         ...
 
@@ -283,32 +261,6 @@ class TransactionalProducer(Protocol):
 
     def close(self) -> None:
         """Drop queued messages and release all resources. Does not end a transaction at the coordinator."""
-        ...
-
-
-@runtime_checkable
-class ColumnProducer(Protocol):
-    """An optional addition to TransactionalProducer: messages from columns."""
-
-    def send_columns(self, topic: str, values: pa.Array, *, keys: pa.Array | None = None, partition: int | None = None) -> None:
-        """Queue many messages, as `send_many` would, from binary Arrow arrays; a null value is a tombstone.
-
-        Raises: as `send_many`.
-        """
-        ...
-
-
-@runtime_checkable
-class MessagesProducer(Protocol):
-    """An optional addition to TransactionalProducer: checked messages of different topics at once."""
-
-    def send_messages(self, messages: Iterable[Message]) -> None:
-        """Add messages, as repeated calls of `send`. Those of a transaction's first call are sent together, at once.
-
-        It does not wait until they are stored; `prepare_transaction` does, and sends what later calls have added.
-
-        Raises: as `send`; then some of the messages may have been added, or sent.
-        """
         ...
 
 
@@ -376,7 +328,7 @@ class Producers(Protocol):
         ...
 
     def choose(self, *, timeout: Limit) -> None:
-        """Ask Kafka which producers it supports, unless it has answered before.
+        """Ask Kafka which producers it supports, unless this cluster has answered before.
 
         Raises: as `choose_producer`.
         """
@@ -425,18 +377,23 @@ class EndTxnResult:
 
 @dataclass(frozen=True, slots=True)
 class EndingTransaction:
-    """A transaction that is to be ended, right after it was described.
+    """A transaction that is to be ended.
 
-    Its partitions are those in the description: each must have a leader (rule FB); none if nothing is ongoing.
-    `described_at` is on the clock of `time.monotonic`.
+    Args:
+        kafka_transactional_id: The id.
+        producer_id: The producer.
+        epoch: Its epoch.
+        commit: Whether to commit or to abort.
+        partitions: Those in its description whose leaders are to be checked before the first request is sent (rule FB).
+        described_at: When it was described, by `time.monotonic`. Unless that was just now, it is described again.
     """
 
     kafka_transactional_id: str
     producer_id: int
     epoch: int
     commit: bool
-    partitions: frozenset[tuple[str, int]]
-    described_at: float
+    partitions: frozenset[tuple[str, int]] = frozenset()
+    described_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +439,18 @@ class TransactionCoordinator(Protocol):
         ...
 
     def cluster_id(self, *, timeout: Limit | None = None) -> str:
-        """Kafka's `cluster.id`, as a broker reports it now (Metadata); empty if the brokers have none."""
+        """Kafka's `cluster.id`, as a broker reports it now (Metadata); empty if the brokers have none.
+
+        Raises:
+            ClusterMismatchError: It is another one than that of the first connection.
+        """
+        ...
+
+    def forget_cluster(self) -> None:
+        """Close the connections, so that the next one decides which cluster this is: the first one may have been the wrong one.
+
+        Not while anything relies on what this cluster has answered.
+        """
         ...
 
     def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
@@ -545,6 +513,14 @@ class TransactionCoordinator(Protocol):
             MissingDependencyError: The messages are compressed, and the package that decompresses them is not installed.
             BrokerUnavailableError: No progress within the time limit: for example, a partition has no leader, or does not have
                 the transaction's marker yet.
+        """
+        ...
+
+    def find_later(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Limit) -> tuple[int, Delivery | None]:
+        """What a transaction's producer has committed after it, in the partitions of that transaction.
+
+        Returns:
+            How many transactions there are at least, and where their messages are; as far as the log shows that in the time.
         """
         ...
 

@@ -13,7 +13,7 @@ from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect import BrokerCapabilities, TwoPhaseObstacle, probe
-from dualwrite.logs import SubjectLogger
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.settings import Settings
 from dualwrite.state import ProducerKind
 
@@ -49,12 +49,15 @@ class LateProducers:
 
     Args:
         choosing: Chooses them within a time limit, as `choose_producer` does.
+        cluster_id: The cluster that answers, within a time limit: what one supports is not what another one does.
         lanes: How many ids the writer uses if Kafka has not answered when it starts.
     """
 
-    def __init__(self, choosing: Callable[[Limit], ProducerFactory], *, lanes: int) -> None:
+    def __init__(self, choosing: Callable[[Limit], ProducerFactory], cluster_id: Callable[[Limit], str], *, lanes: int) -> None:
         self._choosing = choosing
+        self._cluster_id = cluster_id
         self._chosen: ProducerFactory | None = None
+        self._chosen_for = ""
         self._lanes = lanes
 
     @property
@@ -70,8 +73,9 @@ class LateProducers:
         return self._factory(kafka_transactional_id)
 
     def choose(self, *, timeout: Limit) -> None:
-        if self._chosen is None:
-            self._chosen = self._choosing(timeout)
+        cluster_id = self._cluster_id(timeout)
+        if self._chosen is None or cluster_id != self._chosen_for:
+            self._chosen, self._chosen_for = self._choosing(timeout), cluster_id
 
     @property
     def _factory(self) -> ProducerFactory:
@@ -201,6 +205,7 @@ def _native(
             coordinator,
             two_phase=two_phase,
             delivery_timeout=settings.timeouts.for_delivery,
+            throttled_timeout=settings.timeouts.for_throttled,
             network=network,
         )
 
@@ -218,6 +223,12 @@ def _librdkafka(config: KafkaConfig, coordinator: WireTransactionCoordinator, se
     check_settings(config)
 
     def make(kafka_transactional_id: str) -> TransactionalProducer:
-        return LibrdkafkaProducer(config, kafka_transactional_id, coordinator, delivery_timeout=settings.timeouts.for_delivery)
+        return LibrdkafkaProducer(
+            config,
+            kafka_transactional_id,
+            coordinator,
+            delivery_timeout=settings.timeouts.for_delivery,
+            throttled_timeout=settings.timeouts.for_throttled,
+        )
 
     return ProducerFactory(ProducerKind.LIBRDKAFKA, make, lanes=LIBRDKAFKA_LANES)

@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 from uuid import UUID
 
-from dualwrite.deadline import Deadline, Limit
+from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerAuthorizationError, BrokerError, BrokerUnavailableError
+from dualwrite.kafka.base import NewProducerId
 from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, about_the_cluster
 from dualwrite.kafka.client.brokers import CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.config import Address, KafkaConfig
-from dualwrite.kafka.client.ids_together import FOREIGN_PRODUCER_ID
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
 from dualwrite.kafka.client.messages_generated import (
-    DescribeConfigsRequest,
-    DescribeConfigsResponse,
     EndTxnRequest,
     InitProducerIdRequest,
     MetadataRequest,
     MetadataResponse,
     ProduceRequest,
+    WriteTxnMarkersRequest,
+)
+from dualwrite.kafka.client.requests import (
+    BROKER_RESOURCE,
+    END_BY_EPOCH,
+    FOREIGN_PRODUCER_ID,
+    INIT_TWO_PHASE,
+    TOPIC_RESOURCE,
+    init_request,
+    settings_in,
+    settings_request,
 )
 from dualwrite.kafka.client.retries import TRANSIENT, CoordinatorMovedError, TryAgainError, check_transient, repeated
-from dualwrite.kafka.retention import RETENTION_SETTINGS, Retention
-
-TOPIC_RESOURCE: Final = 2
-BROKER_RESOURCE: Final = 4
 
 PROBE_ID: Final = "dualwrite-probe"
 DEFAULT_TIMEOUT: Final = 30.0
 
 _TRANSACTION_VERSION: Final = 2
-_END_TXN: Final = 5
-INIT_PRODUCER_ID: Final = 6
 _PRODUCE: Final = 12
+_CHECKED_MARKERS: Final = 2
 _NATIVE_FROM: Final = 26
 _MARKERS_SKIPPED_FROM: Final = 30
 _ACCEPTED: Final = (ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.PRODUCER_FENCED)
@@ -52,6 +57,8 @@ _EXISTS: Final = (0, 5)  # NONE, LEADER_NOT_AVAILABLE
 _WRITE: Final = 1 << 4
 _NOT_REPORTED: Final = (0, -(2**31))
 _SETTINGS: Final = ("min.insync.replicas", "unclean.leader.election.enable", "max.message.bytes")
+_RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes", "min.compaction.lag.ms", "segment.ms")
+_UNLIMITED: Final = -1
 _AUTO_CREATE: Final = "auto.create.topics.enable"
 
 _PAUSE: Final = 0.02
@@ -59,70 +66,48 @@ _PAUSE: Final = 0.02
 T = TypeVar("T")
 
 
-class InspectionClient:
-    """Sends read-only requests to one cluster, all under one time limit. Must be closed, by `with` or `close()`.
+def to_cluster(network: Network, request: Callable[[Network, Deadline], T], deadline: Deadline, what: str = "a broker") -> T:
+    """Send read-only requests to the brokers that `request` chooses, which must observe the deadline; it may be called again.
 
-    The connections of a `network` that was given belong to the caller.
+    Raises:
+        BrokerUnavailableError: No response within the time limit.
+    """
+    try:
+        return repeated(lambda limit: request(network, limit), TRANSIENT, deadline, pause=_PAUSE)
+    except BrokerUnavailableError:
+        raise
+    except TRANSIENT as error:
+        servers = network.config.servers
+        raise BrokerUnavailableError(
+            f"No answer from {what} at {servers} within {deadline.seconds:.3g} s: {error}.",
+            cause="the broker is starting, overloaded, or unreachable at its advertised address",
+            next_step="check that the brokers are running and their advertised.listeners are reachable from here; retry",
+            servers=servers,
+        ) from error
+
+
+def to_coordinator(
+    network: Network, kafka_transactional_id: str, request: Callable[[Connection, Deadline], T], deadline: Deadline
+) -> T:
+    """Send read-only requests to the coordinator of an id; see `to_cluster`.
+
+    Raises:
+        BrokerUnavailableError: No response within the time limit.
+        BrokerAuthorizationError: The principal lacks Describe on the id.
     """
 
-    def __init__(self, config: KafkaConfig, *, timeout: Limit, network: Network | None = None) -> None:
-        self._owns_network = network is None
-        self._network = Network(config) if network is None else network
-        self._deadline = Deadline.of(timeout)
-
-    def to_coordinator(self, kafka_transactional_id: str, request: Callable[[Connection, Deadline], T]) -> T:
-        """Send a request to the coordinator of an id; `request` must observe the deadline.
-
-        Raises:
-            BrokerUnavailableError: No response within the time limit.
-            BrokerAuthorizationError: The principal lacks Describe on the id.
-        """
-
-        def once(deadline: Deadline) -> T:
-            try:
-                return request(self._network.coordinator(kafka_transactional_id, deadline=deadline), deadline)
-            except CoordinatorUnavailableError as error:
-                if error.code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-                    raise forbidden(kafka_transactional_id, "FindCoordinator", error.code) from error
-                raise
-            except (ConnectionLostError, CoordinatorMovedError, TryAgainError):
-                self._network.forget_coordinator(kafka_transactional_id)
-                raise
-
-        return self._repeated(once, f"the transaction coordinator of {kafka_transactional_id!r}")
-
-    def to_cluster(self, request: Callable[[Network, Deadline], T]) -> T:
-        """Send requests to the brokers that `request` chooses; it must observe the deadline.
-
-        Raises:
-            BrokerUnavailableError: No response within the time limit.
-        """
-        return self._repeated(lambda deadline: request(self._network, deadline), "a broker")
-
-    def close(self) -> None:
-        """Close the connections, unless they belong to the caller."""
-        if self._owns_network:
-            self._network.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def _repeated(self, once: Callable[[Deadline], T], what: str) -> T:
+    def once(network: Network, limit: Deadline) -> T:
         try:
-            return repeated(once, TRANSIENT, self._deadline, pause=_PAUSE)
-        except BrokerUnavailableError:
+            return request(network.coordinator(kafka_transactional_id, deadline=limit), limit)
+        except CoordinatorUnavailableError as error:
+            if error.code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+                raise forbidden(kafka_transactional_id, "FindCoordinator", error.code) from error
             raise
-        except TRANSIENT as error:
-            servers = self._network.config.servers
-            raise BrokerUnavailableError(
-                f"No answer from {what} at {servers} within {self._deadline.seconds:.3g} s: {error}.",
-                cause="the broker is starting, overloaded, or unreachable at its advertised address",
-                next_step="check that the brokers are running and their advertised.listeners are reachable from here; retry",
-                servers=servers,
-            ) from error
+        except (ConnectionLostError, CoordinatorMovedError, TryAgainError):
+            network.forget_coordinator(kafka_transactional_id)
+            raise
+
+    return to_cluster(network, once, deadline, f"the transaction coordinator of {kafka_transactional_id!r}")
 
 
 def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAuthorizationError:
@@ -130,42 +115,11 @@ def forbidden(kafka_transactional_id: str, request: str, code: int) -> BrokerAut
     return BrokerAuthorizationError(
         f"Kafka refuses {request}: {error_name(code)}.",
         transactional_id=kafka_transactional_id,
-        next_step="grant the principal Write and Describe on this transactional id, preferably by a prefixed ACL, or use an "
-        "id that it may use",
+        next_step="grant the principal Write on this transactional id, preferably by a prefixed ACL, or use an id that it may "
+        "use",
         code=code,
         name=error_name(code),
     )
-
-
-def described_settings(
-    connection: Connection, resource_type: int, names: Iterable[str], keys: Iterable[str], deadline: Deadline
-) -> dict[str, Mapping[str, str]]:
-    """Settings of topics, or of the broker on this connection (DescribeConfigs), by resource and key.
-
-    A key is missing if the principal may not read it, or the broker does not know it: a broker also lists unknown keys from
-    its server.properties, without a value.
-    """
-    return settings_in(connection.call(settings_request(resource_type, names, keys), deadline))
-
-
-def settings_request(resource_type: int, names: Iterable[str], keys: Iterable[str]) -> DescribeConfigsRequest:
-    """The request of `described_settings`."""
-    resource = DescribeConfigsRequest.DescribeConfigsResource
-    wanted = list(keys)
-    return DescribeConfigsRequest(
-        resources=[resource(resource_type=resource_type, resource_name=n, configuration_keys=wanted) for n in names],
-        include_synonyms=False,
-        include_documentation=False,
-    )
-
-
-def settings_in(response: DescribeConfigsResponse) -> dict[str, Mapping[str, str]]:
-    """The settings in the response to `settings_request`."""
-    return {
-        found.resource_name: {entry.name: entry.value for entry in found.configs if entry.value is not None}
-        for found in response.results
-        if not found.error_code
-    }
 
 
 class TwoPhaseObstacle(Enum):
@@ -202,6 +156,7 @@ class BrokerCapabilities:
             Kafka 4.0, 27 is 4.1, 29 is 4.2, 30 is 4.3; 0 if it is not reported.
         metadata_level: The finalized `metadata.version`: no broker of the cluster is older than its release. 0 as above.
         cluster_id: Kafka's `cluster.id`.
+        checks_markers: Whether the broker compares a marker with the transaction that it is to end (KIP-1228, in 4.2).
     """
 
     brokers: int
@@ -217,6 +172,12 @@ class BrokerCapabilities:
     metadata_version: int
     metadata_level: int
     cluster_id: str = ""
+    checks_markers: bool = True
+
+    @property
+    def may_end_early(self) -> bool:
+        """Whether a marker that the network delays can end the next transaction: on 4.0 and 4.1 (KAFKA-19446)."""
+        return self.transaction_version >= _TRANSACTION_VERSION and not self.checks_markers
 
     @property
     def may_skip_markers(self) -> bool:
@@ -272,17 +233,18 @@ def probe(
         BrokerAuthorizationError: The login was refused, or the principal lacks Write on the id.
         ConfigurationError: A setting is missing or invalid.
     """
-    with InspectionClient(KafkaConfig.of(config), timeout=timeout, network=network) as client:
-        found = client.to_coordinator(transactional_id, lambda c, deadline: _probe_coordinator(c, transactional_id, deadline))
-        settings = client.to_cluster(lambda n, deadline: _settings(n, found, deadline))
+    deadline = Deadline(timeout)
+    with closing(Network(KafkaConfig.of(config))) if network is None else nullcontext(network) as used:
+        found = to_coordinator(used, transactional_id, partial(_probe_coordinator, transactional_id), deadline)
+        settings = to_cluster(used, partial(_settings, found), deadline)
     setting = settings.get(TWO_PHASE_SETTING)
     limit = settings.get(_MAX_TIMEOUT_SETTING)
     accepted = found.two_phase_code in (*_ACCEPTED, ErrorCode.UNSUPPORTED_VERSION)
     return BrokerCapabilities(
         brokers=len(found.nodes),
         transaction_version=found.coordinator.features.get("transaction.version", 0),
-        end_txn_v5=found.coordinator.supports(EndTxnRequest, _END_TXN),
-        init_producer_id_v6=found.coordinator.supports(InitProducerIdRequest, INIT_PRODUCER_ID),
+        end_txn_v5=found.coordinator.supports(EndTxnRequest, END_BY_EPOCH),
+        init_producer_id_v6=found.coordinator.supports(InitProducerIdRequest, INIT_TWO_PHASE),
         produce_v12=found.coordinator.supports(ProduceRequest, _PRODUCE),
         two_phase=accepted,
         two_phase_obstacle=None if accepted else _obstacle(found.two_phase_code, settings),
@@ -292,6 +254,7 @@ def probe(
         metadata_version=found.coordinator.newest_features.get("metadata.version", 0),
         metadata_level=found.coordinator.features.get("metadata.version", 0),
         cluster_id=found.cluster_id,
+        checks_markers=found.coordinator.supports(WriteTxnMarkersRequest, _CHECKED_MARKERS),
     )
 
 
@@ -310,8 +273,8 @@ class _ProbeResult:
     keep_code: int | None = None
 
 
-def _probe_coordinator(coordinator: Connection, transactional_id: str, deadline: Deadline) -> _ProbeResult:
-    has_two_phase = coordinator.supports(InitProducerIdRequest, INIT_PRODUCER_ID)
+def _probe_coordinator(transactional_id: str, coordinator: Connection, deadline: Deadline) -> _ProbeResult:
+    has_two_phase = coordinator.supports(InitProducerIdRequest, INIT_TWO_PHASE)
     write = EndTxnRequest(transactional_id=transactional_id, producer_id=FOREIGN_PRODUCER_ID, producer_epoch=0, committed=False)
     asked = [write, about_the_cluster(), *([_init(transactional_id, two_phase=True)] if has_two_phase else [])]
     may_write, cluster, *tried = coordinator.call_all(asked, deadline)
@@ -326,15 +289,8 @@ def _probe_coordinator(coordinator: Connection, transactional_id: str, deadline:
 
 
 def _init(transactional_id: str, *, two_phase: bool) -> InitProducerIdRequest:
-    return InitProducerIdRequest(
-        version=INIT_PRODUCER_ID,
-        transactional_id=transactional_id,
-        transaction_timeout_ms=1,  # below any maximum; an id in state Empty has no transaction that could time out
-        producer_id=FOREIGN_PRODUCER_ID,
-        producer_epoch=0,
-        enable2_pc=two_phase,
-        keep_prepared_txn=True,
-    )
+    # 1 ms is below any maximum; an id in state Empty has no transaction that could time out
+    return init_request(NewProducerId(transactional_id, 1, two_phase), keep_prepared=True)
 
 
 def _init_code(response: Any) -> int:
@@ -343,15 +299,14 @@ def _init_code(response: Any) -> int:
     return code
 
 
-def _settings(network: Network, found: _ProbeResult, deadline: Deadline) -> Mapping[str, str]:
+def _settings(found: _ProbeResult, network: Network, deadline: Deadline) -> Mapping[str, str]:
     """The coordinator's settings; empty if they can't be read."""
     node = found.nodes.get(found.coordinator.address)
     if node is None:
         return {}
     keys = (TWO_PHASE_SETTING, _UNSTABLE_SETTING, _MAX_TIMEOUT_SETTING)
     connection = network.connection(found.coordinator.address, deadline)
-    settings = described_settings(connection, BROKER_RESOURCE, [str(node)], keys, deadline)
-    return settings.get(str(node), {})
+    return settings_in(connection.call(settings_request(BROKER_RESOURCE, [str(node)], keys), deadline)).get(str(node), {})
 
 
 def _obstacle(code: int | None, settings: Mapping[str, str]) -> TwoPhaseObstacle:
@@ -385,8 +340,8 @@ def topic_metadata(
         BrokerAuthorizationError: The login was refused.
     """
     wanted = list(dict.fromkeys(names))
-    with InspectionClient(KafkaConfig.of(config), timeout=timeout) as client:
-        return client.to_cluster(lambda network, deadline: _found(network, wanted, deadline)) if wanted else {}
+    with closing(Network(KafkaConfig.of(config))) as network:
+        return to_cluster(network, partial(_found, wanted), Deadline(timeout)) if wanted else {}
 
 
 def topic_ids(config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str], *, timeout: float = 30.0) -> dict[str, str]:
@@ -394,7 +349,7 @@ def topic_ids(config: KafkaConfig | Mapping[str, Any] | str, names: Iterable[str
     return {name: found.id for name, found in topic_metadata(config, names, timeout=timeout).items()}
 
 
-def _found(network: Network, names: list[str], deadline: Deadline) -> dict[str, TopicMetadata]:
+def _found(names: list[str], network: Network, deadline: Deadline) -> dict[str, TopicMetadata]:
     topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
     response = network.any_broker(deadline).call(MetadataRequest(topics=topics, allow_auto_topic_creation=False), deadline)
     return {
@@ -406,6 +361,41 @@ def _found(network: Network, names: list[str], deadline: Deadline) -> dict[str, 
 
 def _text(found: UUID) -> str:
     return str(found) if found.int else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """When Kafka may remove records of a topic.
+
+    Args:
+        deletes: Whether `cleanup.policy` has `delete`: whole segments are deleted, the oldest first.
+        compacts: Whether it has `compact`: the cleaner then removes every record of an aborted transaction.
+        retention_ms: `retention.ms`, counted from the timestamp of a segment's newest record; None: unlimited.
+        retention_bytes: `retention.bytes` of a partition, beyond which segments are deleted earlier; None: unlimited.
+        min_compaction_lag_ms: `min.compaction.lag.ms`, the age before which the cleaner does not touch a record.
+        segment_ms: `segment.ms`, after which the segment that is written to is closed; the cleaner reads closed ones only.
+    """
+
+    deletes: bool
+    compacts: bool
+    retention_ms: int | None
+    retention_bytes: int | None
+    min_compaction_lag_ms: int
+    segment_ms: int
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str]) -> Self | None:
+        """From the settings of the topic; None if they can't be read."""
+        if any(name not in settings for name in _RETENTION):
+            return None
+        policy, *numbers = map(settings.__getitem__, _RETENTION)
+        milliseconds, size, lag, segment = map(int, numbers)
+        policies = [each.strip() for each in policy.split(",")]
+        return cls("delete" in policies, "compact" in policies, _limit(milliseconds), _limit(size), lag, segment)
+
+
+def _limit(number: int) -> int | None:
+    return None if number == _UNLIMITED else number
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,11 +438,11 @@ def describe_topics(
 ) -> list[TopicFacts]:
     """Describe topics, without creating any. Raises as `topic_metadata`."""
     wanted = list(dict.fromkeys(names))
-    with InspectionClient(KafkaConfig.of(config), timeout=timeout) as client:
-        return client.to_cluster(lambda network, deadline: _described(network, wanted, deadline)) if wanted else []
+    with closing(Network(KafkaConfig.of(config))) as network:
+        return to_cluster(network, partial(_described, wanted), Deadline(timeout)) if wanted else []
 
 
-def _described(network: Network, names: list[str], deadline: Deadline) -> list[TopicFacts]:
+def _described(names: list[str], network: Network, deadline: Deadline) -> list[TopicFacts]:
     connection = network.any_broker(deadline)
     topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
     request = MetadataRequest(topics, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
@@ -460,8 +450,8 @@ def _described(network: Network, names: list[str], deadline: Deadline) -> list[T
     if response.error_code:
         raise BrokerError(f"Metadata returned {error_name(response.error_code)}.", code=response.error_code)
     there = [topic.name for topic in response.topics if topic.error_code in _EXISTS]
-    keys = (*_SETTINGS, *RETENTION_SETTINGS)
-    settings = described_settings(connection, TOPIC_RESOURCE, there, keys, deadline) if there else {}
+    keys = (*_SETTINGS, *_RETENTION)
+    settings = settings_in(connection.call(settings_request(TOPIC_RESOURCE, there, keys), deadline)) if there else {}
     auto_create = _creates_topics(network, deadline) if len(there) < len(names) else None
     found = {topic.name: topic for topic in response.topics}
     return [_facts(name, found[name], settings.get(name, {}), auto_create=auto_create) for name in names]
@@ -469,8 +459,8 @@ def _described(network: Network, names: list[str], deadline: Deadline) -> list[T
 
 def _creates_topics(network: Network, deadline: Deadline) -> bool | None:
     node, address = next(iter(network.brokers(deadline).items()))
-    found = described_settings(network.connection(address, deadline), BROKER_RESOURCE, [str(node)], [_AUTO_CREATE], deadline)
-    value = found.get(str(node), {}).get(_AUTO_CREATE)
+    asked = settings_request(BROKER_RESOURCE, [str(node)], [_AUTO_CREATE])
+    value = settings_in(network.connection(address, deadline).call(asked, deadline)).get(str(node), {}).get(_AUTO_CREATE)
     return None if value is None else value == "true"
 
 

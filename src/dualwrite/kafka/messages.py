@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Final
 
 from dualwrite.errors import InvalidMessageError
-from dualwrite.kafka.base import Headers, Message
+from dualwrite.kafka.base import GivenMessage, Headers, Message
 from dualwrite.state import MAX_TOPIC_LENGTH
 
 MAX_PARTITION: Final = 2**31 - 1
@@ -22,20 +22,15 @@ _MISSING: Final[Any] = object()
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
 
-def checked_message(
-    topic: Any,
-    value: Any,
-    *,
-    key: Any = None,
-    headers: Headers | None = None,
-    partition: Any = None,
-    timestamp: Any = None,
-) -> Message:
-    """A message from the arguments of `send`.
+def checked(message: GivenMessage) -> Message:
+    """The message with bytes, once its parts have been checked.
 
     Raises:
-        InvalidMessageError: An argument has a wrong type or is out of range.
+        InvalidMessageError: A part has a wrong type or is out of range.
     """
+    if type(message) is Message:
+        return message
+    topic, value, key, headers, partition, timestamp = message
     return Message(
         check_topic(topic),
         as_bytes("value", value),
@@ -80,7 +75,7 @@ def as_bytes(what: str, content: Any) -> bytes | None:
         return bytes(content)
     raise InvalidMessageError(
         f"A message's {what} must be bytes, str or None, not {type(content).__name__}.",
-        next_step="serialise it first, for example with json.dumps(…)",
+        next_step="serialise it first, for example with str(…) or json.dumps(…); or send it to a Topic, which does that",
     )
 
 
@@ -107,23 +102,56 @@ def header_list(headers: Headers | None) -> list[tuple[str, bytes | None]] | Non
     return checked
 
 
-def checked_messages(
-    topic: Any,
-    values: Iterable[Any],
-    *,
-    keys: Iterable[Any] | None,
-    partition: Any,
-    timestamp: Any,
-) -> Iterator[Message]:
-    """The messages of a `send_many`, each checked when the iterator reaches it.
+class Columns:
+    """The messages of a `send_many`, by columns: producers may take them as they are. Iterating makes the single messages.
+
+    Args:
+        topic: The topic of all messages.
+        values: Their values, which may be an Arrow array of type binary; a null value is a tombstone.
+        keys: Their keys, likewise; None for messages without keys.
+        partition: The partition of all messages.
+        timestamp: The time of all messages.
 
     Raises:
-        InvalidMessageError: As for `check_many`, `checked_message` and `keyed`.
+        InvalidMessageError: As for `check_many`; or the numbers of keys and values differ, which is raised at once if both have
+            a length, else when the end is reached.
     """
-    check_many(values, keys)
-    pairs = zip(itertools.repeat(None), values, strict=False) if keys is None else keyed(keys, values)
-    for key, value in pairs:
-        yield checked_message(topic, value, key=key, partition=partition, timestamp=timestamp)
+
+    def __init__(
+        self,
+        topic: Any,
+        values: Iterable[Any],
+        *,
+        keys: Iterable[Any] | None = None,
+        partition: Any = None,
+        timestamp: Any = None,
+    ) -> None:
+        check_many(values, keys)
+        if isinstance(keys, Sized) and isinstance(values, Sized) and len(keys) != len(values):
+            raise _not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
+        self.topic = topic
+        self.values: Any = values  # iterable, or an Arrow array
+        self.keys: Any = keys
+        self.partition = partition
+        self.timestamp = timestamp
+
+    @property
+    def are_lists(self) -> bool:
+        """Whether no code of the user runs while the messages are made."""
+        return type(self.values) is list and type(self.keys) is list
+
+    def __iter__(self) -> Iterator[GivenMessage]:
+        same, values, keys = itertools.repeat, _listed(self.values), _listed(self.keys)
+        if keys is None:
+            keys = same(None)
+        elif not (isinstance(keys, Sized) and isinstance(values, Sized)):
+            topic, partition, timestamp = self.topic, self.partition, self.timestamp
+            return ((topic, value, key, None, partition, timestamp) for key, value in _until_one_ends(keys, values))
+        return zip(same(self.topic), values, keys, same(None), same(self.partition), same(self.timestamp), strict=False)
+
+
+def _listed(column: Any) -> Any:
+    return column.to_pylist() if hasattr(column, "to_pylist") else column
 
 
 def check_many(values: Any, keys: Any = None) -> None:
@@ -141,29 +169,15 @@ def check_many(values: Any, keys: Any = None) -> None:
             )
 
 
-def keyed(keys: Iterable[Any], values: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Pairs of key and value.
-
-    Raises:
-        InvalidMessageError: The numbers of keys and values differ: raised at once if both have a length, else at the end.
-    """
-    if not (isinstance(keys, Sized) and isinstance(values, Sized)):
-        return _until_one_ends(keys, values)
-    if len(keys) != len(values):
-        raise not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
-    return zip(keys, values, strict=True)
-
-
 def _until_one_ends(keys: Iterable[Any], values: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     for number, (key, value) in enumerate(itertools.zip_longest(keys, values, fillvalue=_MISSING)):
         if key is _MISSING or value is _MISSING:
             fewer, more = ("keys", "values") if key is _MISSING else ("values", "keys")
-            raise not_as_many_keys(f"{number} {fewer} and more {more}")
+            raise _not_as_many_keys(f"{number} {fewer} and more {more}")
         yield key, value
 
 
-def not_as_many_keys(found: str) -> InvalidMessageError:
-    """The error of `send_many` and `send_columns` for different numbers of keys and values."""
+def _not_as_many_keys(found: str) -> InvalidMessageError:
     return InvalidMessageError(
         f"Each value needs a key, but there are {found}.",
         next_step="pass one key for each value (None for a message without a key)",

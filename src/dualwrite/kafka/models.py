@@ -1,21 +1,16 @@
-"""Pydantic models as JSON: serializer and deserializer for `Topic`. What would be read back as another value is refused."""
+"""Pydantic models as JSON: serializer and deserializer for `Topic`. A class whose JSON can't be read back is refused."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from enum import Enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     Final,
-    NamedTuple,
+    Literal,
     Protocol,
     Self,
     TypeVar,
@@ -23,7 +18,6 @@ from typing import (
     get_origin,
     get_type_hints,
 )
-from uuid import UUID
 
 from dualwrite.errors import ConfigurationError, SerializationError
 
@@ -32,10 +26,6 @@ if TYPE_CHECKING:
 
 
 OWN_SERIALIZERS: Final = "give Topic a serializer and a deserializer of your own"
-
-_MISSING: Final = type("Missing", (), {"__slots__": (), "__repr__": lambda _: "nothing"})()
-_TRUSTED: Final = frozenset({str, bytes, int, bool, float, Decimal, type(None), UUID, date, datetime, time, timedelta})
-"""Two values of the same one of these types are the same if `==` says so. (If it does not, they may be, too: NaN.)"""
 
 
 def check_model(model: Any) -> None:
@@ -54,6 +44,7 @@ def check_model(model: Any) -> None:
         if getattr(decorators, "model_serializers", None):
             continue
         _check_computed_fields(each, decorators)
+        _check_bytes(each)
         for name, field in fields_of(each).items():
             if field.exclude:
                 _check_excluded(each, name, field, decorators)
@@ -76,6 +67,15 @@ def _check_name(kind: Any, name: str, field: Any, *, by_alias: bool) -> None:
             cause="its aliases for validation and for serialization differ",
             next_step=f"set only alias=, which is both; or let validation accept {written!r}, too (AliasChoices, "
             f"validate_by_name); or {OWN_SERIALIZERS}",
+        )
+
+
+def _check_bytes(kind: Any) -> None:
+    written, read = (_config_of(kind).get(name, "utf8") for name in ("ser_json_bytes", "val_json_bytes"))
+    if written != read:
+        raise ConfigurationError(
+            f"{kind.__qualname__} writes bytes as {written} and reads them as {read}.",
+            next_step="set ser_json_bytes and val_json_bytes in its model_config to the same value, for example 'base64'",
         )
 
 
@@ -193,117 +193,33 @@ def _config_of(model: Any) -> Mapping[str, Any]:
     return {}
 
 
-class Difference(NamedTuple):
-    """Where a value differs from what is read back, such as `.lines[0].price`; what is missing is shown as "nothing"."""
+def _not_finite(content: Any, is_lost: bool) -> str | None:
+    """Where a value has a float that Pydantic has written as `null`, such as `.lines[0].price`; None if there is none.
 
-    path: str
-    sent: Any
-    read: Any
-
-
-class Comparison:
-    """Compares values field by field, whatever the `==` of their classes leaves out or adds.
-
-    Not compared: private attributes and fields with `exclude=True`, which are by their definition no part of the JSON. The same
-    are also: NaN and NaN, moments that are the same instant, and numbers that are equal (1 and 1.0, but not 1 and True).
-
-    It remembers the fields of each class that it has seen.
+    `is_lost`: whether the class that the value is in writes NaN and infinities as `null`, which is Pydantic's default.
     """
-
-    def __init__(self) -> None:
-        self._names: dict[type, tuple[str, ...]] = {}
-
-    def difference(self, sent: Any, read: Any) -> Difference | None:
-        """The first difference, or None if the values are the same."""
-        return self._first([("", sent, read)], "{}")
-
-    def _first(self, pairs: Iterable[tuple[Any, Any, Any]], place: str) -> Difference | None:
-        """The first difference in pairs of values, each with its name, key or number, which `place` makes part of the path."""
-        for part, sent, read in pairs:
-            kind = type(sent)
-            if sent is read or (kind is type(read) and kind in _TRUSTED and sent == read):
-                continue
-            found = self._within(sent, read)
-            if found is not None:
-                return found._replace(path=place.format(part) + found.path)
-        return None
-
-    def _within(self, sent: Any, read: Any) -> Difference | None:
-        kind = type(sent)
-        names = self._names.get(kind)
-        if names is None:
-            names = self._names[kind] = _names_of(kind)
-        if names:
-            is_alike = _class_of(sent) is _class_of(read)
-            pairs, place = _of_objects(sent, read, names), ".{}"
-        elif isinstance(sent, list | tuple) and isinstance(read, list | tuple):
-            is_alike = len(sent) == len(read) and isinstance(sent, list) is isinstance(read, list)
-            pairs, place = zip(itertools.count(), sent, read), "[{}]"
-        elif isinstance(sent, Mapping) and isinstance(read, Mapping):
-            is_alike = True
-            pairs, place = _of_mappings(sent, read), "[{!r}]"
-        else:
-            return None if _is_same(sent, read) else Difference("", sent, read)
-        return self._first(pairs, place) if is_alike else Difference("", sent, read)
-
-
-def _of_objects(sent: Any, read: Any, names: Iterable[str]) -> Iterable[tuple[Any, Any, Any]]:
-    """The fields of two objects of the same class."""
-    pairs = [(name, getattr(sent, name, _MISSING), getattr(read, name, _MISSING)) for name in names]
-    extra, extra_read = getattr(sent, "__pydantic_extra__", None) or {}, getattr(read, "__pydantic_extra__", None) or {}
-    return [*pairs, *_of_mappings(extra, extra_read)] if extra or extra_read else pairs
-
-
-def _of_mappings(sent: Mapping[Any, Any], read: Mapping[Any, Any]) -> Iterable[tuple[Any, Any, Any]]:
-    keys = sent if sent.keys() == read.keys() else {**sent, **read}
-    return [(key, sent.get(key, _MISSING), read.get(key, _MISSING)) for key in keys]
-
-
-def _names_of(kind: type) -> tuple[str, ...]:
-    """The fields of a model or a dataclass that are part of its JSON; none for any other class."""
-    known = fields_of(kind) if is_dataclass(kind) or hasattr(kind, "__pydantic_fields__") else {}
-    excluded = {name for name, field in known.items() if field.exclude}
-    names = [field.name for field in fields(kind)] if is_dataclass(kind) else list(known)
-    return tuple(name for name in names if name not in excluded)
-
-
-def _class_of(content: Any) -> Any:
-    """The class; `Box[int](…)` and `Box(…)` are of the same generic one, as for Pydantic's own `==`."""
-    kind = type(content)
-    generic: Mapping[str, Any] = getattr(kind, "__pydantic_generic_metadata__", {})
-    return generic.get("origin") or kind
-
-
-def _is_same(sent: Any, read: Any) -> bool:
-    if isinstance(sent, datetime) and isinstance(read, datetime):
-        return _instant(sent) == _instant(read)
-    if isinstance(sent, time) and isinstance(read, time):
-        return (sent.replace(tzinfo=None), sent.utcoffset()) == (read.replace(tzinfo=None), read.utcoffset())
-    if isinstance(sent, bool) is not isinstance(read, bool):
-        return False
-    try:
-        if isinstance(sent, float | Decimal) and type(sent) is type(read) and sent != sent:  # noqa: PLR0124  (NaN)
-            return bool(read != read)  # noqa: PLR0124
-        return bool(sent == read)
-    except Exception:  # noqa: BLE001  (a class that can't compare can't show that nothing was lost)
-        return False
-
-
-def _instant(moment: datetime) -> tuple[bool, timedelta]:
-    """Whether a moment has a time zone, and the moment itself, in UTC if so.
-
-    Between two zones, Python's `==` is False for each moment in an hour that a change of clocks skips or repeats.
-    """
-    offset = moment.utcoffset()
-    since = moment.replace(tzinfo=None) - datetime.min  # noqa: DTZ901  (both without a time zone)
-    return offset is not None, since if offset is None else since - offset
+    if isinstance(content, float):
+        return "" if is_lost and not math.isfinite(content) else None
+    parts: Iterable[tuple[str, Any]] = ()
+    if isinstance(content, Mapping):
+        parts = ((f"[{key!r}]", part) for key, part in content.items())
+    elif isinstance(content, list | tuple | set | frozenset):
+        parts = ((f"[{number}]", part) for number, part in enumerate(content))
+    elif fields := fields_of(type(content)):
+        is_lost = _config_of(type(content)).get("ser_json_inf_nan", "null") == "null"
+        parts = ((f".{name}", getattr(content, name, None)) for name, field in fields.items() if not field.exclude)
+    for place, part in parts:
+        found = _not_finite(part, is_lost)
+        if found is not None:
+            return place + found
+    return None
 
 
 class Model(Protocol):
     """The methods of a Pydantic model (version 2) that are used here."""
 
-    def model_dump_json(self, *, by_alias: bool) -> str:
-        """The model as JSON."""
+    def model_dump_json(self, *, by_alias: bool, warnings: Literal["error"]) -> str:
+        """The model as JSON; `warnings="error"` refuses values that don't have the declared types."""
 
     @classmethod
     def model_rebuild(cls, *, raise_errors: bool) -> bool | None:
@@ -318,11 +234,11 @@ M = TypeVar("M", bound=Model)
 
 
 def model_serializer(model: type[M]) -> Callable[[M, SerializationContext], str]:
-    """A serializer that reads back what it has written, as `model_deserializer` does, and compares it with the object.
+    """A serializer that writes what `model_deserializer` reads, as far as the class shows it.
 
-    Fields are written under the names under which they are read: their aliases, if any. What Pydantic's JSON loses depends on
-    the value: NaN, the fields of a subclass, a value that was assigned without validation. So each object is read back. That
-    takes about twice the time of writing it.
+    Fields are written under the names under which they are read: their aliases, if any. Refused are values that don't have the
+    declared type, and NaN and infinities where they would become `null`. Other values that Pydantic's JSON changes are not
+    noticed: the fields of a subclass that the declared type does not have, a tuple in a field of type Any.
 
     Raises:
         ConfigurationError: As `check_model`: the class shows that its objects can't be read back.
@@ -332,7 +248,6 @@ def model_serializer(model: type[M]) -> Callable[[M, SerializationContext], str]
     is_checked: bool = getattr(model, "__pydantic_complete__", True)
     if is_checked:
         check_model(model)
-    comparison = Comparison()
 
     def serialize(content: M, context: SerializationContext) -> str:
         nonlocal is_checked
@@ -340,22 +255,21 @@ def model_serializer(model: type[M]) -> Callable[[M, SerializationContext], str]
         if not is_checked:  # a class that it names had not been defined yet
             check_model(model)
             is_checked = True
-        if not hasattr(content, "model_dump_json"):
+        kind = type(content)
+        if kind is not model and not (hasattr(kind, "model_dump_json") and fields_of(kind).keys() == fields_of(model).keys()):
             raise SerializationError(
-                f"it is {type(content).__qualname__}, not {model.__qualname__}.",
-                next_step=f"pass an object of the class {model.__qualname__}",
+                f"it is {kind.__qualname__}, not {model.__qualname__}: it would be read back without the fields of its class.",
+                next_step=f"pass an object of the class {model.__qualname__}, or make the topic of models with a union of both",
             )
         try:
-            written = content.model_dump_json(by_alias=by_alias)
+            written = content.model_dump_json(by_alias=by_alias, warnings="error")
         except ValueError as error:  # Pydantic's PydanticSerializationError
             raise _unwritable(content, error) from error
-        try:
-            read = model.model_validate_json(written)
-        except ValueError as error:  # Pydantic's ValidationError
-            raise _unreadable(content, error) from error
-        difference = comparison.difference(content, read)
-        if difference is not None:
-            raise _changed(content, difference)
+        if "null" in written and (place := _not_finite(content, is_lost=True)) is not None:
+            raise SerializationError(
+                f"{type(content).__qualname__}{place} is no finite number, and would be written as null.",
+                next_step="leave out what is no number (None), or set ser_json_inf_nan='strings' in the class's model_config",
+            )
         return written
 
     return serialize
@@ -398,7 +312,7 @@ def _failing_field(content: Any) -> tuple[str, Any]:
     """The first field of a model that can't be written by itself, also of a model in it or in its list or dict; its value."""
     for name in fields_of(type(content)) if hasattr(content, "model_dump_json") else ():
         try:
-            content.model_dump_json(include={name})
+            content.model_dump_json(include={name}, warnings="error")
         except Exception:  # noqa: BLE001  (whatever fails here has failed before)
             value = getattr(content, name, None)
             inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
@@ -408,47 +322,3 @@ def _failing_field(content: Any) -> tuple[str, Any]:
                     return f".{name}{place}{path}", found
             return f".{name}", value
     return "", content
-
-
-def _unreadable(content: Any, error: ValueError) -> SerializationError:
-    found: list[Any] = getattr(error, "errors", list)()
-    place, reason = (found[0]["loc"], found[0]["msg"]) if found else ((), str(error))
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return SerializationError(
-        f"{type(content).__qualname__}{name} can't be read back from its own JSON: {reason}.",
-        next_step=_next_step(_value_at(content, place), None),
-    )
-
-
-def _changed(content: Any, difference: Difference) -> SerializationError:
-    path, sent, read = difference
-    return SerializationError(
-        f"{type(content).__qualname__}{path} would change: it is {_shown(sent)}, and would be read back as {_shown(read)}.",
-        next_step=_next_step(sent, read),
-    )
-
-
-def _shown(content: Any) -> str:
-    """A value for a message; of an object only its class, since it may be long, and its field that differs is named."""
-    if not hasattr(content, "__dict__") or isinstance(content, Enum):
-        return reprlib.repr(content)
-    return f"an object of {type(content).__module__}.{type(content).__qualname__}"
-
-
-def _next_step(sent: Any, read: Any) -> str:
-    if isinstance(sent, float | Decimal) and not math.isfinite(sent):
-        return "leave out what is no number (None), or set ser_json_inf_nan='strings' in the class's model_config"
-    if type(read) in type(sent).__mro__[1:-1]:
-        kind = type(sent).__qualname__
-        return f"declare the field, or the topic's model, as {kind}, or as a union of all classes that it can be"
-    return f"declare a type whose values Pydantic reads from JSON as they were (Any and object are not); or {OWN_SERIALIZERS}"
-
-
-def _value_at(content: Any, place: Sequence[Any]) -> Any:
-    """The value at the place that a ValidationError names; None if it is not found there, for example under an alias."""
-    for part in place:
-        try:
-            content = getattr(content, part) if isinstance(part, str) and hasattr(content, part) else content[part]
-        except (LookupError, TypeError):
-            return None
-    return content

@@ -101,8 +101,8 @@ class Topic(ReadableTopic[V, K], Generic[V, K]):
     def of_models(cls, name: str, model: type[M]) -> Topic[M, str]:
         """A topic of Pydantic models as JSON, with text as keys. Fields with an alias are written and read under their alias.
 
-        `send` reads each model back, and raises SerializationError if it would be another one: a NaN would become null, the
-        fields of a subclass would be lost. Private attributes and fields with `exclude=True` are no part of the JSON.
+        `send` raises SerializationError for NaN and infinity where they would become null, for values that don't have their
+        field's type, and for objects of another class. Private attributes and fields with `exclude=True` are no part of it.
 
         Args:
             name: The topic.
@@ -111,7 +111,7 @@ class Topic(ReadableTopic[V, K], Generic[V, K]):
         Raises:
             ConfigurationError: The class shows that what is written can't be read: a field's `serialization_alias` and
                 `validation_alias` differ, it is a secret, or required and excluded; or the class has computed fields and
-                `extra="forbid"` or `"allow"`.
+                `extra="forbid"` or `"allow"`, or writes bytes in another form than it reads.
         """
         return Topic(
             name,

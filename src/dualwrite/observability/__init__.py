@@ -4,7 +4,6 @@
 returns what can be read at any moment. Without any of them they cost nothing.
 """
 
-from dualwrite.observability.buffered import Buffered
 from dualwrite.observability.events import (
     BatchFailed,
     BatchProcessed,
@@ -34,9 +33,10 @@ from dualwrite.observability.events import (
     TransactionLost,
     TransactionRecovered,
     TransactionRolledBack,
+    TransactionsForgotten,
     UnitEnded,
 )
-from dualwrite.observability.observers import Observer, add_observer, observing, remove_observer
+from dualwrite.observability.observers import Buffered, Observer, add_observer, observing, remove_observer
 from dualwrite.observability.readings import READINGS, Reading, current_readings
 from dualwrite.observability.tracing import SentMessage, Tracer, UndoneError, UnitTrace, set_tracer
 
@@ -75,6 +75,7 @@ __all__ = [
     "TransactionLost",
     "TransactionRecovered",
     "TransactionRolledBack",
+    "TransactionsForgotten",
     "UndoneError",
     "UnitEnded",
     "UnitTrace",

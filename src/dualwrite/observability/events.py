@@ -54,13 +54,7 @@ class TransactionEvent(Event):
 
 @dataclass(slots=True, eq=False)
 class TransactionBegun(TransactionEvent):
-    """A transaction has begun.
-
-    Args:
-        has_database: False for a KafkaWriter's, which Kafka's commit decides: StateRecorded and DatabaseCommitted are missing.
-    """
-
-    has_database: bool = True
+    """A transaction has begun."""
 
 
 @dataclass(slots=True, eq=False)
@@ -247,6 +241,21 @@ class MessagesPublishedAgain(Event):
     """
 
     transactional_id: str
+    messages: int
+
+
+@dataclass(slots=True, eq=False)
+class TransactionsForgotten(Event):
+    """The database has gone back to before transactions that it had committed. Their messages are visible, their rows are gone.
+
+    Args:
+        transactional_id: The id of the lane.
+        transactions: How many there are at least.
+        messages: How many messages they have, as far as that is known.
+    """
+
+    transactional_id: str
+    transactions: int
     messages: int
 
 

@@ -7,12 +7,14 @@ down is alive, but not ready.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from dualwrite.deadline import Deadline
-from dualwrite.observability.in_thread import InThread
+
+T = TypeVar("T")
 
 CHECK_LIMIT: Final = 2.0
 """The default limit of `check`, in seconds."""
@@ -49,7 +51,7 @@ class Health:
     @property
     def is_alive(self) -> bool:
         """Whether a restart of the process would not help: false if it has ended, or has made no progress for long."""
-        raise NotImplementedError
+        return all(part.is_ok for name, part in self.parts.items() if name in ("running", "progress"))
 
     @property
     def text(self) -> str:
@@ -86,10 +88,6 @@ class PoolHealth(Health):
         """Whether units can be written now. With a journal this does not depend on Kafka."""
         return all(part.is_ok for name, part in self.parts.items() if name != "kafka" or self.needs_kafka)
 
-    @property
-    def is_alive(self) -> bool:
-        return self.progress.is_ok
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessorHealth(Health):
@@ -97,7 +95,7 @@ class ProcessorHealth(Health):
 
     Args:
         running: Whether `run` is in progress.
-        database: Whether the database answers; also with a KafkaWriter, which has none.
+        database: Whether the database answers.
         kafka: Whether a broker answers about the processor's topics.
         partitions: Which partitions are assigned; a member without any is in reserve.
         progress: Whether it goes on: it asks for messages, or tries a batch again.
@@ -108,10 +106,6 @@ class ProcessorHealth(Health):
     kafka: Part
     partitions: Part
     progress: Part
-
-    @property
-    def is_alive(self) -> bool:
-        return self.running.is_ok and self.progress.is_ok
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +126,54 @@ class RelayHealth(Health):
     shards: Part
     progress: Part
 
-    @property
-    def is_alive(self) -> bool:
-        return self.running.is_ok and self.progress.is_ok
+
+class InThread(Generic[T]):
+    """Calls a function in a thread. What does not answer holds up neither the caller nor the end of the process.
+
+    Args:
+        name: The thread's name.
+
+    Attributes:
+        seconds: How long the last call has taken.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.seconds = 0.0
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._outcome: list[T | BaseException] = []
+
+    def start(self, function: Callable[[], T]) -> None:
+        """Begin a call, unless an earlier one is still in progress: then `result` waits for that one."""
+        if self._thread is None or not self._thread.is_alive():
+            self._outcome = []
+            self._thread = threading.Thread(target=self._run, args=(function, self._outcome), name=self._name, daemon=True)
+            self._thread.start()
+
+    def result(self, deadline: Deadline) -> T:
+        """What the function has returned, once `start` was called.
+
+        Raises:
+            TimeoutError: The call is still in progress at the deadline.
+            Exception: What the function has raised.
+        """
+        assert self._thread is not None
+        self._thread.join(deadline.left)
+        if not self._outcome:
+            raise TimeoutError
+        (found,) = self._outcome
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _run(self, function: Callable[[], T], outcome: list[Any]) -> None:
+        began = time.monotonic()
+        try:
+            found: Any = function()
+        except BaseException as error:  # noqa: BLE001  (raised by `result`)
+            found = error
+        self.seconds = time.monotonic() - began
+        outcome.append(found)
 
 
 class Asking:
@@ -157,7 +196,7 @@ class Asking:
         except TimeoutError:
             return Part(is_ok=False, text=f"no answer within {limit.seconds:g} s")
         except Exception as error:  # noqa: BLE001  (whatever a driver raises is the answer)
-            return Part(is_ok=False, text=str(error) or type(error).__name__)
+            return Part(is_ok=False, text=f"{error}" or type(error).__name__)
         return Part(is_ok=True, text=f"answers ({1000 * call.seconds:.0f} ms)")
 
 

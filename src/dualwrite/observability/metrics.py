@@ -1,4 +1,4 @@
-"""The metrics of a process: names, labels and buckets in one table, and what each event adds to them. No I/O.
+"""The metrics of a process: their names, labels and buckets, and one table of what each event adds to them. No I/O.
 
 The names follow Prometheus' rules; OpenTelemetry's are made from them (`Metric.otel_name`). Labels have few values: a
 transaction counts for the prefix of its id, not for the id.
@@ -6,7 +6,7 @@ transaction counts for the prefix of its id, not for the id.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
@@ -23,7 +23,7 @@ _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 _UNITS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """One metric.
 
@@ -56,6 +56,11 @@ def _counter(name: str, text: str, *labels: str) -> Metric:
     return Metric(f"dualwrite_{name}_total", "counter", text, labels)
 
 
+def gauge(name: str, text: str, *labels: str) -> Metric:
+    """A gauge, of this process or of the exporter."""
+    return Metric(f"dualwrite_{name}", "gauge", text, labels)
+
+
 def _seconds(name: str, text: str, *labels: str) -> Metric:
     return Metric(f"dualwrite_{name}_seconds", "histogram", text, labels, _SECONDS)
 
@@ -86,6 +91,9 @@ RECOVERIES: Final = _counter(
     "outcome",
 )
 PUBLISHED_AGAIN: Final = _counter("messages_published_again", "Messages of lost transactions published again.", "prefix")
+FORGOTTEN: Final = _counter(
+    "forgotten_transactions", "Committed transactions that the database has forgotten, at least.", "prefix"
+)
 JOURNAL_OPENINGS: Final = _counter("journal_openings", "How often messages began to go into the journal.", "prefix")
 BATCHES: Final = _counter("batches", "Attempts of processors at a batch, by outcome: processed, failed.", "group", "outcome")
 BATCH_SECONDS: Final = _seconds("batch", "Time from the first attempt at a batch to its commit.", "group")
@@ -102,35 +110,30 @@ JOB_SECONDS: Final = _seconds("job_commit", "Duration of the commits of jobs.")
 OUTAGES: Final = _counter("outages", "Times that a side did not answer: kafka or database.", "side")
 OUTAGE_SECONDS: Final = _counter("outage_seconds", "Seconds in which a side did not answer, counted at their end.", "side")
 
-COUNTED: Final = (
-    *(TRANSACTIONS, TRANSACTION_SECONDS, STEP_SECONDS, MESSAGES, UNITS, UNIT_SECONDS, UNIT_WAITED_SECONDS, GROUP_UNITS),
-    *(LEASES_TAKEN, LEASES_LOST, RECOVERIES, PUBLISHED_AGAIN, JOURNAL_OPENINGS, BATCHES, BATCH_SECONDS, PROCESSED),
-    *(DEAD_LETTERS, RELAYED_ROWS, RELAY_SECONDS, TASKS, TASK_SECONDS, TASKS_FAILED, JOBS),
-    *(JOBS_ABORTED, JOB_SECONDS, OUTAGES, OUTAGE_SECONDS),
-)
-"""The metrics that events change."""
+COUNTED: Final = tuple(found for found in tuple(globals().values()) if isinstance(found, Metric))
+"""The metrics that events change: all of the above."""
 
-_LABELS_OF_READINGS: Final = {"pool": ("prefix",), "journal": ("prefix",), "relay": ("relay",), "outage": ("side",)}
-_OF_PARTITION: Final = ("group", "topic", "partition")
+_LABELS_OF_READINGS: Final = {
+    **dict.fromkeys(("pool", "journal"), ("prefix",)),
+    **dict.fromkeys(("outage", "kafka"), ("side",)),
+    "relay": ("relay",),
+}
+OF_PARTITION: Final = ("group", "topic", "partition")
+"""The labels of what is about a partition as a group reads it."""
 
 READ: Final = tuple(
-    Metric(
-        f"dualwrite_{name}",
-        "gauge",
-        text,
-        _OF_PARTITION if "lag" in name else _LABELS_OF_READINGS.get(name.partition("_")[0], ("group",)),
-    )
+    gauge(name, text, *(OF_PARTITION if "lag" in name else _LABELS_OF_READINGS.get(name.partition("_")[0], ("group",))))
     for name, text in READINGS.items()
 )
 """The gauges, whose values are `current_readings()`."""
 
 _BY_READING: Final = dict(zip(READINGS, READ, strict=True))
-_LARGEST: Final = ("_seconds", "_open")
+_ENDINGS_OF_LARGEST: Final = ("_seconds", "_open")
 
 
 def takes_largest(metric: Metric) -> bool:
     """Whether the largest value counts if several objects, or processes, have readings of the same labels; else their sum."""
-    return metric.name.endswith(_LARGEST)
+    return metric.name.endswith(_ENDINGS_OF_LARGEST)
 
 
 def read_gauges() -> dict[Metric, dict[tuple[str, ...], float]]:
@@ -156,6 +159,79 @@ def prefix_of(transactional_id: str) -> str:
     return prefix if prefix and number.isascii() and number.isdecimal() else name
 
 
+def outcome_of(error: BaseException, otherwise: str) -> str:
+    """The outcome that an error stands for: in_doubt, lost, or `otherwise`."""
+    if isinstance(error, InDoubtTransactionError):
+        return "in_doubt"
+    return "lost" if isinstance(error, LostTransactionError | UnverifiedTransactionError) else otherwise
+
+
+Entry = tuple[Metric, tuple[str, ...], float]
+"""A metric, the values of its labels, and what is added to the counter or put into the histogram."""
+
+
+_STEPS: Final = tuple((step,) for step in Steps._fields)
+
+
+def _of_id(event: Any, *more: str) -> tuple[str, ...]:
+    return prefix_of(event.transactional_id), *more
+
+
+def _of_task(event: Any) -> tuple[str, ...]:
+    return (prefix_of(prefix_of(event.transactional_id)),)  # without its attempt and its partition
+
+
+_ENTRIES: Final[Mapping[type[Event], Callable[[Any], Sequence[Entry]]]] = {
+    events.TransactionCommitted: lambda event: [
+        (TRANSACTIONS, ((prefix := prefix_of(event.transactional_id)), event.outcome), 1),
+        (TRANSACTION_SECONDS, (prefix,), event.seconds),
+        (MESSAGES, (prefix,), event.messages),
+        *[(STEP_SECONDS, step, seconds) for step, seconds in zip(_STEPS, event.steps, strict=True) if seconds],
+    ],
+    events.TransactionRolledBack: lambda event: [(TRANSACTIONS, _of_id(event, "rolled_back"), 1)],
+    events.TransactionInDoubt: lambda event: [(TRANSACTIONS, _of_id(event, "in_doubt"), 1)],
+    events.TransactionLost: lambda event: [(TRANSACTIONS, _of_id(event, "lost"), 1)],
+    events.UnitEnded: lambda event: (
+        (UNITS, (event.prefix, "committed" if event.error is None else outcome_of(event.error, "failed")), 1),
+        (UNIT_SECONDS, (event.prefix,), event.seconds),
+        (UNIT_WAITED_SECONDS, (event.prefix,), event.waited),
+    ),
+    events.GroupFormed: lambda event: [(GROUP_UNITS, _of_id(event), event.units)],
+    events.LeaseTaken: lambda event: [(LEASES_TAKEN, (event.prefix,), 1)],
+    events.LeaseLost: lambda event: [(LEASES_LOST, (event.prefix,), 1)],
+    events.TransactionRecovered: lambda event: [(RECOVERIES, (event.outcome.lower(),), 1)],
+    events.MessagesPublishedAgain: lambda event: [(PUBLISHED_AGAIN, _of_id(event), event.messages)],
+    events.TransactionsForgotten: lambda event: [(FORGOTTEN, _of_id(event), event.transactions)],
+    events.JournalOpened: lambda event: [(JOURNAL_OPENINGS, (event.prefix,), 1)],
+    events.BatchProcessed: lambda event: [
+        (BATCHES, (event.group_id, "processed"), 1),
+        (BATCH_SECONDS, (event.group_id,), event.seconds),
+        *((PROCESSED, (event.group_id, topic), messages) for topic, messages in event.messages.items()),
+    ],
+    events.BatchFailed: lambda event: [(BATCHES, (event.group_id, "failed"), 1)],
+    events.DeadLettered: lambda event: [  # a relay's has no topic
+        (DEAD_LETTERS, (event.source if event.topic else prefix_of(event.source),), 1)
+    ],
+    events.RowsRelayed: lambda event: [
+        (RELAYED_ROWS, _of_id(event), event.rows),
+        (RELAY_SECONDS, _of_id(event), event.seconds),
+    ],
+    events.TaskPrepared: lambda event: [(TASKS, _of_task(event), 1), (TASK_SECONDS, _of_task(event), event.seconds)],
+    events.TaskFailed: lambda event: [(TASKS_FAILED, _of_task(event), 1)],
+    events.JobAborted: lambda event: [(JOBS_ABORTED, (event.prefix,), 1)],
+    events.JobCommitted: lambda event: [(JOBS, (), 1), (JOB_SECONDS, (), event.seconds)],
+    events.OutageBegan: lambda event: [(OUTAGES, (side_of(event.side),), 1)],
+    events.OutageEnded: lambda event: [(OUTAGE_SECONDS, (side_of(event.side),), event.seconds)],
+}
+"""What each event adds to which metrics. The others add nothing: the end of their transaction has what they say."""
+
+
+def entries_of(event: Event) -> Sequence[Entry]:
+    """What an event adds to the metrics."""
+    entries = _ENTRIES.get(type(event))
+    return () if entries is None else entries(event)
+
+
 Change = Callable[[float], object]
 """Adds to a counter, or puts a value into a histogram."""
 
@@ -169,130 +245,16 @@ class MetricsObserver:
 
     def __init__(self, child: Callable[[Metric, tuple[str, ...]], Change]) -> None:
         self._child = child
-        self._children: dict[tuple[Metric, tuple[str, ...]], Change] = {}
-        self._units: dict[tuple[str, str], tuple[Change, Change, Change]] = {}
-        self._changes: Final[dict[type[Event], Callable[[Any], None]]] = {
-            events.UnitEnded: self._unit_ended,
-            events.TransactionCommitted: self._committed,
-            events.TransactionRolledBack: self._not_committed,
-            events.TransactionInDoubt: self._not_committed,
-            events.TransactionLost: self._not_committed,
-            events.GroupFormed: self._group_formed,
-            events.LeaseTaken: self._lease_taken,
-            events.LeaseLost: self._lease_lost,
-            events.TransactionRecovered: self._recovered,
-            events.MessagesPublishedAgain: self._published_again,
-            events.JournalOpened: self._journal_opened,
-            events.BatchProcessed: self._batch_processed,
-            events.BatchFailed: self._batch_failed,
-            events.DeadLettered: self._dead_lettered,
-            events.RowsRelayed: self._relayed,
-            events.TaskPrepared: self._task_prepared,
-            events.TaskFailed: self._task_failed,
-            events.JobCommitted: self._job_committed,
-            events.JobAborted: self._job_aborted,
-            events.OutageBegan: self._outage_began,
-            events.OutageEnded: self._outage_ended,
-        }
-        self._steps = tuple(self._change(STEP_SECONDS, step) for step in Steps._fields)
+        self._changes: dict[tuple[Metric, tuple[str, ...]], Change] = {}
+        for step in _STEPS:
+            self._change(STEP_SECONDS, step)
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
-        change = self._changes.get(type(event))
-        if change is not None:
-            change(event)
+        for metric, labels, value in entries_of(event):
+            change = self._changes.get((metric, labels)) or self._change(metric, labels)
+            change(value)
 
-    def _change(self, metric: Metric, *labels: str) -> Change:
-        key = metric, labels
-        found = self._children.get(key)
-        if found is None:
-            found = self._children[key] = self._child(metric, labels)
+    def _change(self, metric: Metric, labels: tuple[str, ...]) -> Change:
+        found = self._changes[metric, labels] = self._child(metric, labels)
         return found
-
-    # --- one method for each event ----------------------------------------------------------------------------------------
-
-    def _unit_ended(self, event: events.UnitEnded) -> None:
-        key = event.prefix, "committed" if event.error is None else _failure(event.error, "failed")
-        changes = self._units.get(key)
-        if changes is None:
-            seconds, waited = (self._change(metric, event.prefix) for metric in (UNIT_SECONDS, UNIT_WAITED_SECONDS))
-            changes = self._units[key] = self._change(UNITS, *key), seconds, waited
-        count, seconds, waited = changes
-        count(1)
-        seconds(event.seconds)
-        waited(event.waited)
-
-    def _committed(self, event: events.TransactionCommitted) -> None:
-        prefix = prefix_of(event.transactional_id)
-        self._change(TRANSACTIONS, prefix, event.outcome)(1)
-        self._change(TRANSACTION_SECONDS, prefix)(event.seconds)
-        self._change(MESSAGES, prefix)(event.messages)
-        for change, seconds in zip(self._steps, event.steps, strict=True):
-            if seconds:
-                change(seconds)
-
-    def _not_committed(self, event: events.TransactionRolledBack | events.TransactionInDoubt | events.TransactionLost) -> None:
-        self._change(TRANSACTIONS, prefix_of(event.transactional_id), _failure(event.error, "rolled_back"))(1)
-
-    def _group_formed(self, event: events.GroupFormed) -> None:
-        self._change(GROUP_UNITS, prefix_of(event.transactional_id))(event.units)
-
-    def _lease_taken(self, event: events.LeaseTaken) -> None:
-        self._change(LEASES_TAKEN, event.prefix)(1)
-
-    def _lease_lost(self, event: events.LeaseLost) -> None:
-        self._change(LEASES_LOST, event.prefix)(1)
-
-    def _recovered(self, event: events.TransactionRecovered) -> None:
-        self._change(RECOVERIES, event.outcome.lower())(1)
-
-    def _published_again(self, event: events.MessagesPublishedAgain) -> None:
-        self._change(PUBLISHED_AGAIN, prefix_of(event.transactional_id))(event.messages)
-
-    def _journal_opened(self, event: events.JournalOpened) -> None:
-        self._change(JOURNAL_OPENINGS, event.prefix)(1)
-
-    def _batch_processed(self, event: events.BatchProcessed) -> None:
-        self._change(BATCHES, event.group_id, "processed")(1)
-        self._change(BATCH_SECONDS, event.group_id)(event.seconds)
-        for topic, messages in event.messages.items():
-            self._change(PROCESSED, event.group_id, topic)(messages)
-
-    def _batch_failed(self, event: events.BatchFailed) -> None:
-        self._change(BATCHES, event.group_id, "failed")(1)
-
-    def _dead_lettered(self, event: events.DeadLettered) -> None:
-        is_of_processor = bool(event.topic)
-        self._change(DEAD_LETTERS, event.source if is_of_processor else prefix_of(event.source))(1)
-
-    def _relayed(self, event: events.RowsRelayed) -> None:
-        prefix = prefix_of(event.transactional_id)
-        self._change(RELAYED_ROWS, prefix)(event.rows)
-        self._change(RELAY_SECONDS, prefix)(event.seconds)
-
-    def _task_prepared(self, event: events.TaskPrepared) -> None:
-        prefix = prefix_of(prefix_of(event.transactional_id))  # without its attempt and its partition
-        self._change(TASKS, prefix)(1)
-        self._change(TASK_SECONDS, prefix)(event.seconds)
-
-    def _task_failed(self, event: events.TaskFailed) -> None:
-        self._change(TASKS_FAILED, prefix_of(prefix_of(event.transactional_id)))(1)
-
-    def _job_aborted(self, event: events.JobAborted) -> None:
-        self._change(JOBS_ABORTED, event.prefix)(1)
-
-    def _job_committed(self, event: events.JobCommitted) -> None:
-        self._change(JOBS)(1)
-        self._change(JOB_SECONDS)(event.seconds)
-
-    def _outage_began(self, event: events.OutageBegan) -> None:
-        self._change(OUTAGES, side_of(event.side))(1)
-
-    def _outage_ended(self, event: events.OutageEnded) -> None:
-        self._change(OUTAGE_SECONDS, side_of(event.side))(event.seconds)
-
-
-def _failure(error: BaseException, otherwise: str) -> str:
-    if isinstance(error, InDoubtTransactionError):
-        return "in_doubt"
-    return "lost" if isinstance(error, LostTransactionError | UnverifiedTransactionError) else otherwise

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import Token
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from dualwrite.observability.tracing import SentMessage
 _Headers = Iterable[tuple[str, bytes | str | None]]
 _Attributes = dict[str, str | int | bool]
 
-_MOST_LINKS: Final = 128
+_MAX_LINKS: Final = 128
 """The SDK's default limit; it would drop the first ones."""
 
 _GROUP: Final = context.create_key("dualwrite-consumer-group")
@@ -92,7 +93,7 @@ class MessageSpans:
         span.end()
         return span
 
-    def processing(self, group_id: str | None, messages: Sequence[Any]) -> Processing:
+    def processing(self, group_id: str | None, messages: Sequence[Any]) -> ContextBlock:
         """A block with the span of one message or of a batch; see `tracing.Tracer.processing`.
 
         One message: its context is the parent, its baggage is there, and what was current before is linked. A batch: the
@@ -108,7 +109,7 @@ class MessageSpans:
         else:
             inside, links = before, self._for_batch(messages, attributes)
         if is_unsampled(trace.get_current_span(inside)) and inside is before:
-            return Processing(None, inside)
+            return ContextBlock(inside, partial(_ended, None))
         topic = attributes.get(names.DESTINATION)
         span = self._tracer.start_span(
             names.PROCESS if topic is None else f"{names.PROCESS} {topic}",
@@ -117,7 +118,7 @@ class MessageSpans:
             attributes=attributes,
             links=links,
         )
-        return Processing(span, context.set_value(_GROUP, group, trace.set_span_in_context(span, inside)))
+        return ContextBlock(context.set_value(_GROUP, group, trace.set_span_in_context(span, inside)), partial(_ended, span))
 
     def _for_one(self, message: Any, attributes: _Attributes, before: Context) -> tuple[Context, list[Link]]:
         attributes[names.DESTINATION] = message.topic()
@@ -159,33 +160,54 @@ class MessageSpans:
             created = _creation_context(propagator, headers)
             if created is not None:
                 yield Link(created)
-            if len(found) == _MOST_LINKS:
+            if len(found) == _MAX_LINKS:
                 return
 
 
-class Processing:
-    """The block of a span of processing; what the block raises is recorded.
+class ContextBlock:
+    """A block in which a context is the current one. After it, no task has the context that was inside.
+
+    It may end in another task than it began in, if it is inside an asynchronous generator: it begins in the task of the
+    generator's reader, and if the reader leaves the generator, the event loop ends it in a task of its own. Nothing can be
+    detached from the reader's task there.
 
     Args:
-        span: The span; None if nothing is recorded.
-        inside: The context in the block.
+        inside: The context. The block changes it if it ends in another task: nobody else may have this object.
+        left: Called after the block with what it has raised, or None.
     """
 
-    def __init__(self, span: Span | None, inside: Context) -> None:
-        self._span = span
+    __slots__ = ("_before", "_inside", "_left", "_token")
+
+    def __init__(self, inside: Context, left: Callable[[BaseException | None], object]) -> None:
         self._inside = inside
+        self._left = left
+        self._before: Context = inside
         self._token: Token[Context] | None = None
 
     def __enter__(self) -> None:
+        self._before = context.get_current()
         self._token = context.attach(self._inside)
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
         if self._token is not None:
-            context.detach(self._token)
-        if self._span is not None:
-            if error is not None:
-                record_error(self._span, error)
-            self._span.end()
+            self._detach(self._token)
+        self._left(error)
+
+    def _detach(self, token: Token[Context]) -> None:
+        try:
+            token.var.reset(token)  # unlike context.detach, it says if this is another task
+        except ValueError:  # where it began, the context can't be replaced, so it becomes what was there before
+            for key in self._inside.keys() - self._before.keys():
+                dict.pop(self._inside, key)
+            dict.update(self._inside, self._before)
+
+
+def _ended(span: Span | None, error: BaseException | None) -> None:
+    """End the span of a block, which has perhaps raised an error."""
+    if span is not None:
+        if error is not None:
+            record_error(span, error)
+        span.end()
 
 
 def is_unsampled(span: Span) -> bool:
@@ -200,7 +222,7 @@ def record_error(span: Span, error: BaseException) -> None:
     span.set_attribute(names.ERROR_TYPE, f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."))
     if isinstance(error, Exception):
         span.record_exception(error)
-        span.set_status(Status(StatusCode.ERROR, str(error)))
+        span.set_status(Status(StatusCode.ERROR, f"{error}"))
 
 
 def _creation_context(propagator: TextMapPropagator, headers: _Headers) -> SpanContext | None:

@@ -22,7 +22,7 @@ except ModuleNotFoundError as missing:
 __all__ = ["install", "uninstall"]
 
 _lock: Final = threading.Lock()
-_installed: Final[dict[MeterProvider | None, _Metrics]] = {}
+_installed: Final[dict[MeterProvider | None, _Instruments]] = {}
 
 
 def install(provider: MeterProvider | None = None) -> None:
@@ -37,7 +37,7 @@ def install(provider: MeterProvider | None = None) -> None:
     """
     with _lock:
         if provider not in _installed:
-            _installed[provider] = _Metrics(get_meter("dualwrite", meter_provider=provider))
+            _installed[provider] = _Instruments(get_meter("dualwrite", meter_provider=provider))
 
 
 def uninstall(provider: MeterProvider | None = None) -> None:
@@ -61,7 +61,7 @@ class _Total:
             self.value += amount
 
 
-class _Metrics:
+class _Instruments:
     """The instruments of one meter."""
 
     def __init__(self, meter: Meter) -> None:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from contextvars import Token
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
-from dualwrite.errors import InDoubtTransactionError, LostTransactionError, MissingDependencyError, UnverifiedTransactionError
+from dualwrite.errors import MissingDependencyError
 
 try:
-    from opentelemetry import context, trace
+    from opentelemetry import propagate, trace
     from opentelemetry.context import Context
     from opentelemetry.propagators.textmap import TextMapPropagator
-    from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
 except ImportError as error:
     raise MissingDependencyError(
         "dualwrite.observability.otel_traces needs opentelemetry-api.", next_step='pip install "dualwrite[otel]"'
@@ -29,16 +27,33 @@ except ImportError as error:
 
 from dualwrite.observability import events, tracing
 from dualwrite.observability import otel_names as names
+from dualwrite.observability.metrics import outcome_of
 from dualwrite.observability.observers import add_observer, remove_observer
-from dualwrite.observability.otel_jobs import JobSpans
-from dualwrite.observability.otel_messages import MessageSpans, record_error
+from dualwrite.observability.otel_messages import ContextBlock, MessageSpans, record_error
 from dualwrite.observability.tracing import Carrier, JobStep, SentMessage, UndoneError
 
-_MOST_TRANSACTIONS: Final = 10_000
+_MAX_TRANSACTIONS: Final = 10_000
 """Transactions without an end are forgotten, the oldest first: an interrupt has ended them before they could report it."""
 
-_FAILED: Final = frozenset({"LOST", "UNVERIFIED"})
+_LOST_OUTCOMES: Final = frozenset({"LOST", "UNVERIFIED"})
 """Outcomes of recovery that are errors."""
+
+_OUTCOMES: Final = {"rolled_back": names.ROLLED_BACK, "in_doubt": names.IN_DOUBT, "lost": names.LOST}
+_FAILURES: Final[Mapping[type[events.Event], str]] = {
+    events.TransactionRolledBack: names.ROLLED_BACK,
+    events.TransactionInDoubt: names.IN_DOUBT,
+    events.TransactionLost: names.LOST,
+}
+_FLUSH_MILLIS: Final = 5000
+_JOB_STEPS: Final[Mapping[JobStep, str]] = {
+    "write": names.JOB_WRITE,
+    "task": names.JOB_TASK,
+    "commit": names.JOB_COMMIT,
+    "abort": names.JOB_ABORT,
+    "commit database": names.DATABASE_COMMIT,
+    "commit kafka": names.KAFKA_COMMIT,
+}
+_JOB_ATTRIBUTES: Final = {"job": names.JOB, "partition": names.JOB_PARTITION, "attempt": names.JOB_ATTEMPT}
 
 _NO_CONTEXT: Final = Context()
 
@@ -101,16 +116,16 @@ class _Unit:
         self._raised: BaseException | None = None
 
     def current(self) -> AbstractContextManager[object]:
-        return _Current(self)
+        return ContextBlock(trace.set_span_in_context(self.span), self.raised)
 
     def note(self, name: str, content: str | int) -> None:
         """Set an attribute, unless the span has ended: if units end with the decision, it does so before Kafka's commit."""
         if self.span.is_recording():
             self.span.set_attribute(name, content)
 
-    def raised(self, error: BaseException) -> None:
-        """Note what the unit has raised, at that time; perhaps in two threads."""
-        if error is not self._raised:
+    def raised(self, error: BaseException | None) -> None:
+        """Note what the unit has raised, if anything, at that time; perhaps in two threads."""
+        if error is not None and error is not self._raised:
             self._raised = error
             record_error(self.span, error)
 
@@ -123,53 +138,77 @@ class _Unit:
         elif isinstance(error, UndoneError):
             outcome = names.UNDONE
         else:
-            outcome = self.outcome or _outcome_of(error)
+            outcome = self.outcome or _OUTCOMES[outcome_of(error, "rolled_back")]
             self.raised(error)
         self.span.set_attribute(names.OUTCOME, outcome)
         self.span.end()
 
 
-class _Current:
-    """A block in which the span of a unit is the current one."""
-
-    __slots__ = ("_token", "_unit")
-
-    def __init__(self, unit: _Unit) -> None:
-        self._unit = unit
-        self._token: Token[Context] | None = None
-
-    def __enter__(self) -> None:
-        self._token = context.attach(trace.set_span_in_context(self._unit.span))
-
-    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
-        if self._token is not None:
-            context.detach(self._token)
-        if error is not None:
-            self._unit.raised(error)
-
-
-class _Transaction:
+class _TracedTransaction:
     """What is known of a transaction with recorded units, until its outcome is.
 
     Attributes:
         units: Those that have begun in it.
-        is_decided: Whether the database has committed, or there is none: the next commit is Kafka's.
-        has_database: False if it is on Kafka alone.
+        is_decided: Whether the database has committed: the next commit is Kafka's.
         last: When its last step has ended, in nanoseconds since 1970; 0 before the first one.
     """
 
-    __slots__ = ("has_database", "is_decided", "last", "units")
+    __slots__ = ("is_decided", "last", "units")
 
-    def __init__(self, *, has_database: bool = True) -> None:
+    def __init__(self) -> None:
         self.units: list[_Unit] = []
-        self.has_database = has_database
-        self.is_decided = not has_database
+        self.is_decided = False
         self.last = 0
 
     @property
     def taking_part(self) -> list[_Unit]:
         """The units that were not undone."""
         return [unit for unit in self.units if not unit.is_over]
+
+
+class _JobSpans:
+    """Makes the spans of jobs: the driver's write is the parent of the tasks and of the commit, which are in other processes.
+
+    Spark ends its Python workers without Python's exit handlers. So what is not exported yet is exported at the end of each
+    step.
+
+    Args:
+        tracer: Starts them.
+        provider: Where they go; None: the global one.
+        propagator: Writes and reads contexts; None: the global one.
+    """
+
+    def __init__(self, tracer: Tracer, provider: TracerProvider | None, propagator: TextMapPropagator | None) -> None:
+        self._tracer = tracer
+        self._provider = provider
+        self._propagator = propagator
+
+    @contextmanager
+    def step(self, step: JobStep, carrier: Carrier, attributes: Mapping[str, str | int]) -> Iterator[Carrier]:
+        """See `tracing.Tracer.job_step`."""
+        propagator = self._propagator or propagate.get_global_textmap()
+        is_kafka = step == "commit kafka"
+        try:
+            with self._tracer.start_as_current_span(
+                _JOB_STEPS[step],
+                context=propagator.extract(dict(carrier)) if carrier else None,
+                kind=SpanKind.CLIENT if is_kafka else SpanKind.INTERNAL,
+                attributes={
+                    **{_JOB_ATTRIBUTES[name]: content for name, content in attributes.items()},
+                    **({names.SYSTEM: names.KAFKA} if is_kafka else {}),
+                },
+            ):
+                context: dict[str, str] = {}
+                propagator.inject(context)
+                yield tuple(context.items())
+        finally:
+            if not step.startswith("commit "):
+                self._flush()
+
+    def _flush(self) -> None:
+        flush = getattr(self._provider or trace.get_tracer_provider(), "force_flush", None)  # the SDK's
+        if flush is not None:
+            flush(_FLUSH_MILLIS)
 
 
 class _Traces:
@@ -180,19 +219,16 @@ class _Traces:
         messages = MessageSpans(self._tracer, propagator)
         self.sending: Callable[[Sequence[SentMessage]], Sequence[tuple[str, bytes]]] = messages.sending
         self.processing: Callable[[str | None, Sequence[Any]], AbstractContextManager[object]] = messages.processing
-        self.job_step: Callable[[JobStep, Carrier, Mapping[str, str | int]], AbstractContextManager[Carrier]] = JobSpans(
+        self.job_step: Callable[[JobStep, Carrier, Mapping[str, str | int]], AbstractContextManager[Carrier]] = _JobSpans(
             self._tracer, tracer_provider, propagator
         ).step
-        self._open: dict[int, _Transaction] = {}
+        self._open: dict[int, _TracedTransaction] = {}
         self._observers: dict[type[events.Event], Callable[[Any], object]] = {
-            events.TransactionBegun: self._begun,
             events.GroupFormed: self._formed,
             events.MessagesDelivered: self._delivered,
             events.DatabaseCommitted: self._decided,
             events.TransactionCommitted: self._committed,
-            events.TransactionRolledBack: self._rolled_back,
-            events.TransactionInDoubt: self._in_doubt,
-            events.TransactionLost: self._lost,
+            **dict.fromkeys(_FAILURES, self._failed),
             events.TransactionRecovered: self._recovered,
             events.MessagesPublishedAgain: self._published_again,
         }
@@ -203,8 +239,8 @@ class _Traces:
             attributes[names.WAITED] = waited
         unit = _Unit(self._tracer.start_span(name, attributes=attributes))
         if number and unit.span.is_recording():
-            self._open.setdefault(number, _Transaction()).units.append(unit)
-            if len(self._open) > _MOST_TRANSACTIONS:
+            self._open.setdefault(number, _TracedTransaction()).units.append(unit)
+            if len(self._open) > _MAX_TRANSACTIONS:
                 self._open.pop(next(iter(self._open)), None)
         return unit
 
@@ -215,10 +251,6 @@ class _Traces:
         observer = self._observers.get(type(event))
         if observer is not None:
             observer(event)
-
-    def _begun(self, event: events.TransactionBegun) -> None:
-        if not event.has_database:
-            self._open[event.number] = _Transaction(has_database=False)
 
     def _formed(self, event: events.GroupFormed) -> None:
         if (found := self._open.get(event.number)) is not None:
@@ -241,37 +273,28 @@ class _Traces:
             return
         if not found.is_decided:  # COMMIT was not answered: this has found out
             self._step(found, event, names.DATABASE_COMMIT, event.steps.database_commit)
-        elif event.outcome == "published" and (event.messages or not found.has_database):  # at least the offsets
+        elif event.outcome == "published" and event.messages:
             self._step(found, event, names.KAFKA_COMMIT, event.steps.kafka_commit, messages=event.messages)
         for unit in found.taking_part:
             unit.outcome = names.JOURNALED if event.outcome == "journaled" else names.COMMITTED
             if event.was_in_doubt:
                 unit.note(names.WAS_IN_DOUBT, content=True)
 
-    def _rolled_back(self, event: events.TransactionRolledBack) -> None:
-        self._failed(event, names.ROLLED_BACK, None)
-
-    def _in_doubt(self, event: events.TransactionInDoubt) -> None:
-        self._failed(event, names.IN_DOUBT, event.error)
-
-    def _lost(self, event: events.TransactionLost) -> None:
-        self._failed(event, names.LOST, event.error)
-
-    def _failed(self, event: events.TransactionEvent, outcome: str, error: BaseException | None) -> None:
-        """Note the outcome. If there is an error, a commit is what has failed: Kafka's, if the database has committed."""
+    def _failed(self, event: events.TransactionRolledBack | events.TransactionInDoubt | events.TransactionLost) -> None:
+        """Note the outcome. Unless it is rolled back, a commit is what has failed: Kafka's, if the database has committed."""
         if (found := self._open.pop(event.number, None)) is None:
             return
-        if error is not None:
+        if not isinstance(event, events.TransactionRolledBack):
             name = names.KAFKA_COMMIT if found.is_decided else names.DATABASE_COMMIT
             seconds = (time.time_ns() - found.last) / 1e9 if found.last else 0.0
-            self._step(found, event, name, seconds, error=error)
+            self._step(found, event, name, seconds, error=event.error)
         for unit in found.taking_part:
-            unit.outcome = outcome
+            unit.outcome = _FAILURES[type(event)]
             unit.note(names.LANE, event.lane)
 
     def _step(
         self,
-        transaction: _Transaction,
+        transaction: _TracedTransaction,
         event: events.TransactionEvent,
         name: str,
         seconds: float,
@@ -310,16 +333,10 @@ class _Traces:
                 names.RECOVERY_OUTCOME: event.outcome,
             },
         )
-        if event.outcome in _FAILED:
+        if event.outcome in _LOST_OUTCOMES:
             span.set_status(Status(StatusCode.ERROR, f"the messages of a transaction are {event.outcome}"))
         span.end()
 
     def _published_again(self, event: events.MessagesPublishedAgain) -> None:
         attributes: dict[str, str | int] = {names.TRANSACTIONAL_ID: event.transactional_id, names.MESSAGE_COUNT: event.messages}
         self._tracer.start_span(names.PUBLISH_AGAIN, attributes=attributes).end()
-
-
-def _outcome_of(error: BaseException) -> str:
-    if isinstance(error, InDoubtTransactionError):
-        return names.IN_DOUBT
-    return names.LOST if isinstance(error, LostTransactionError | UnverifiedTransactionError) else names.ROLLED_BACK

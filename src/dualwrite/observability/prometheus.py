@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -26,11 +26,11 @@ __all__ = ["install", "uninstall"]
 
 log: Final = logging.getLogger(__name__)
 
-_REFRESH: Final = 5.0
+_REFRESH_SECONDS: Final = 5.0
 """Seconds between two readings with several processes, which write them into files."""
 
 _lock: Final = threading.Lock()
-_installed: Final[WeakKeyDictionary[CollectorRegistry, _Metrics]] = WeakKeyDictionary()
+_installed: Final[WeakKeyDictionary[CollectorRegistry, _Registered]] = WeakKeyDictionary()
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:
@@ -50,7 +50,7 @@ def install(registry: CollectorRegistry = REGISTRY) -> None:
     """
     with _lock:
         if registry not in _installed:
-            _installed[registry] = _Metrics(registry)
+            _installed[registry] = _Registered(registry)
 
 
 def uninstall(registry: CollectorRegistry = REGISTRY) -> None:
@@ -61,16 +61,17 @@ def uninstall(registry: CollectorRegistry = REGISTRY) -> None:
             found.remove(registry)
 
 
-class _Metrics:
+class _Registered:
     """The metrics in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._families: dict[Metric, Counter | Histogram] = {}
         self._gauges: _Readings | _ReadingsInFiles | None = None
+        has_several = not os.environ.keys().isdisjoint({"PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"})
         try:
             for metric in COUNTED:
                 self._families[metric] = _family(metric, registry)
-            self._gauges = _ReadingsInFiles(registry) if _has_several_processes() else _Readings(registry)
+            self._gauges = _ReadingsInFiles(registry) if has_several else _Readings(registry)
         except BaseException:
             self._unregister(registry)
             raise
@@ -100,8 +101,13 @@ def _family(metric: Metric, registry: CollectorRegistry) -> Counter | Histogram:
     return Histogram(metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=registry)
 
 
-def _has_several_processes() -> bool:
-    return "PROMETHEUS_MULTIPROC_DIR" in os.environ or "prometheus_multiproc_dir" in os.environ
+def families(values: Mapping[Metric, Mapping[tuple[str, ...], float]]) -> Iterator[GaugeMetricFamily]:
+    """Gauges with their values, by the values of their labels, as a collector returns them."""
+    for metric, samples in values.items():
+        family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, value in samples.items():
+            family.add_metric(labels, value)
+        yield family
 
 
 class _Readings:
@@ -112,11 +118,7 @@ class _Readings:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges now."""
-        for metric, values in read_gauges().items():
-            family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
-            for labels, value in values.items():
-                family.add_metric(labels, value)
-            yield family
+        return families(read_gauges())
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """The gauges without values, so that the registry need not read them to know their names."""
@@ -173,7 +175,7 @@ class _ReadingsInFiles:
                 if not has_failed:
                     log.exception("the gauges could not be written; this is logged once")
                 has_failed = True
-            if self._stopping.wait(_REFRESH):
+            if self._stopping.wait(_REFRESH_SECONDS):
                 return
 
     def _write(self) -> None:

@@ -39,31 +39,32 @@ READINGS: Final = {
     "relay_shards": "Shards that a relay of this process has.",
     "relay_idle_seconds": "Seconds since a shard of a relay last looked for rows, of the slowest one; it grows in an outage.",
     "outage_open_seconds": "Seconds for which a side has not answered; 0 if it does.",
+    "kafka_throttled_seconds": "Seconds for which quotas of Kafka have held back requests of this process, in all.",
 }
 """All readings, and what each means."""
 
 
 def side_of(name: str) -> str:
-    """The value of a label `side` for a side of `dualwrite.outages`."""
+    """The value of a label `side` for a side, such as Kafka at an address."""
     return "kafka" if name.startswith("Kafka") else "database"
 
 
-class Source(Protocol):
+class ReadingSource(Protocol):
     """Something that offers readings while it exists."""
 
     def readings(self) -> Iterable[Reading]:
         """Its readings now; must not wait for anything."""
 
 
-_sources: Final[WeakSet[Source]] = WeakSet()
+_sources: Final[WeakSet[ReadingSource]] = WeakSet()
 
 
-def add_source(source: Source) -> None:
+def add_source(source: ReadingSource) -> None:
     """Offer the readings of an object from now on, until it is removed or collected."""
     _sources.add(source)
 
 
-def remove_source(source: Source) -> None:
+def remove_source(source: ReadingSource) -> None:
     """Offer the readings of an object no longer."""
     _sources.discard(source)
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, Type
 
 log: Final = logging.getLogger(__name__)
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 JobStep: TypeAlias = Literal["write", "task", "commit", "abort", "commit database", "commit kafka"]
@@ -148,10 +149,7 @@ class _GuardedTrace:
     def end(self, error: BaseException | None) -> None:
         if not self._has_ended:
             self._has_ended = True
-            try:
-                self._trace.end(error)
-            except Exception as failed:  # noqa: BLE001  (a tracer can't fail the work)
-                _log_once(failed)
+            _tried(lambda: self._trace.end(error), None)
 
 
 def unit_trace(name: str, transactional_id: str, number: int, waited: float = 0.0) -> UnitTrace:
@@ -159,11 +157,7 @@ def unit_trace(name: str, transactional_id: str, number: int, waited: float = 0.
     current = tracer
     if current is None:
         return NO_TRACE
-    try:
-        return _GuardedTrace(current.unit(name, transactional_id, number, waited))
-    except Exception as error:  # noqa: BLE001  (as above)
-        _log_once(error)
-        return NO_TRACE
+    return _tried(lambda: _GuardedTrace(current.unit(name, transactional_id, number, waited)), NO_TRACE)
 
 
 @contextmanager
@@ -181,15 +175,15 @@ def traced(messages: list[M]) -> list[M]:
     current = tracer
     if current is None or not messages:
         return messages
-    try:
-        added = list(current.sending(messages))
-        for _, content in added:
-            if not isinstance(content, bytes):
-                raise TypeError(f"a tracer must return bytes for headers, not {type(content).__name__}")  # noqa: TRY301  (its error)
-        return [_with(message, added) for message in messages] if added else messages
-    except Exception as error:  # noqa: BLE001  (as above)
-        _log_once(error)
-        return messages
+    return _tried(lambda: _with_headers(messages, current), messages)
+
+
+def _with_headers(messages: list[M], current: Tracer) -> list[M]:
+    added = list(current.sending(messages))
+    for _, content in added:
+        if not isinstance(content, bytes):
+            raise TypeError(f"a tracer must return bytes for headers, not {type(content).__name__}")
+    return [_with(message, added) for message in messages] if added else messages
 
 
 def _with(message: M, added: list[tuple[str, bytes]]) -> M:
@@ -236,25 +230,25 @@ class _Block(Generic[T_co]):
         self._block: AbstractContextManager[object] = _NO_BLOCK
 
     def __enter__(self) -> T_co | None:
-        try:
-            block = self._make()
-            entered = block.__enter__()
-            self._block = block
-        except Exception as error:  # noqa: BLE001  (as above)
-            _log_once(error)
-            return None
+        return _tried(self._entered, None)
+
+    def _entered(self) -> T_co:
+        block = self._make()
+        entered = block.__enter__()
+        self._block = block
         return entered
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self._block.__exit__(kind, error, trace)
-        except Exception as failed:  # noqa: BLE001  (as above)
-            _log_once(failed)
+        _tried(lambda: self._block.__exit__(kind, error, trace), None)
 
 
-def _log_once(error: Exception) -> None:
-    """Log an error of the tracer, if it is its first."""
+def _tried(call: Callable[[], T], otherwise: T) -> T:
+    """What a call of the tracer returns. If it fails, that is logged if it is the first time, and the work goes on."""
     global _has_failed  # noqa: PLW0603  (as above)
-    if not _has_failed:
-        _has_failed = True
-        log.error("the tracer has failed; this is logged once, and the work goes on without it", exc_info=error)
+    try:
+        return call()
+    except Exception:
+        if not _has_failed:
+            _has_failed = True
+            log.exception("the tracer has failed; this is logged once, and the work goes on without it")
+        return otherwise

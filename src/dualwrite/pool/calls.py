@@ -14,16 +14,16 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers, tracing
 from dualwrite.observability.events import UnitEnded
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.observability.tracing import UndoneError, UnitTrace
 from dualwrite.transaction import Transaction, UnitTransaction
 from dualwrite.transactional import check_has_run, name_of
 
 log = SubjectLogger(__name__)
 
-_MOST_FUNCTIONS: Final = 1_000
+_MAX_ALONE_FUNCTIONS: Final = 1_000
 """More functions are not remembered as running alone: they run twice, first with others and then alone."""
 
 _NOT_RUN: Final = object()
@@ -31,7 +31,7 @@ _here: Final = threading.local()
 _numbers: Final = itertools.count()
 
 
-class Call:
+class UnitCall:
     """A unit of work with its arguments, which runs in a copy of the caller's context (`contextvars`).
 
     It may run more than once; its caller gets the outcome of the last run.
@@ -205,14 +205,14 @@ class AloneUnits:
         self._prefix = prefix
         self._functions: set[object] = set()
 
-    def goes_alone(self, call: Call) -> bool:
+    def goes_alone(self, call: UnitCall) -> bool:
         """Whether a call gets a transaction of its own."""
         return call.alone or (bool(self._functions) and _function_of(call.unit) in self._functions)
 
-    def add(self, call: Call, what: str) -> None:
+    def add(self, call: UnitCall, what: str) -> None:
         """From now on the function of a call runs alone, since its unit was about to do `what`, which others would see."""
         function = _function_of(call.unit)
-        if function not in self._functions and len(self._functions) < _MOST_FUNCTIONS:
+        if function not in self._functions and len(self._functions) < _MAX_ALONE_FUNCTIONS:
             self._functions.add(function)
             log.info(
                 "%s runs in transactions of its own from now on: others would see %s", call.name, what, prefix=self._prefix
@@ -244,46 +244,44 @@ class WaitingCalls:
 
     def __init__(self, alone: AloneUnits) -> None:
         self._alone = alone
-        self._inbox: SimpleQueue[Call | None] = SimpleQueue()  # None wakes the thread that takes calls
-        self._calls: deque[Call] = deque()  # received from the inbox, and not taken by a group yet
+        self._inbox: SimpleQueue[UnitCall | None] = SimpleQueue()  # None wakes the thread that takes calls
+        self._calls: deque[UnitCall] = deque()  # received from the inbox, and not taken by a group yet
         self._in_groups = 0
         self._busy: set[Hashable] = set()
         self._lock = threading.Lock()  # for these three
         self._is_closed = False
         self._is_drained = False
 
-    def put(self, call: Call) -> bool:
+    def put(self, call: UnitCall) -> bool:
         """Add a call; False if the queue is closed."""
         if self._is_closed:
             return False
         self._inbox.put(call)
         return not (self._is_drained and call.cancel())  # closed in between: nobody takes calls any more
 
-    def take(self, most: int, groups: int = 1) -> tuple[list[Call], bool]:
-        """Wait for calls, take some of them for a group, and tell whether they were waiting already.
+    def take(self, most: int, groups: int = 1) -> list[UnitCall]:
+        """Wait for calls, and take some of them for a group.
 
         Of all calls that wait or are in groups, none of `groups` groups takes more than its part. There are no calls once the
         queue is closed and empty.
         """
-        was_waiting = True
         while True:
             with self._lock:
                 self._receive()
                 taken = self._takable(most, set(), may_be_alone=True, groups=groups)
                 if taken:
-                    return taken, was_waiting
+                    return taken
                 if self._is_closed and not self._calls:
                     self._is_drained = True
                     if not self._receive():
-                        return [], was_waiting
+                        return []
                     continue
-            was_waiting = False
             call = self._inbox.get()
             if call is not None:
                 with self._lock:
                     self._calls.append(call)
 
-    def take_more(self, most: int, group: Collection[Call], groups: int = 1) -> list[Call]:
+    def take_more(self, most: int, group: Collection[UnitCall], groups: int = 1) -> list[UnitCall]:
         """Take further calls for a group that has not committed yet; does not wait. Any thread may call this."""
         with self._lock:
             if not self._inbox.empty():
@@ -292,7 +290,7 @@ class WaitingCalls:
             own = {call.key for call in group if call.key is not None}
             return self._takable(most, own, may_be_alone=False, groups=groups, has=len(group))
 
-    def put_back(self, calls: list[Call], group: Collection[Call]) -> None:
+    def put_back(self, calls: list[UnitCall], group: Collection[UnitCall]) -> None:
         """Put calls that were taken back at the front, in their order. Any thread may call this.
 
         The keys of those that stay in the group, `group`, stay busy.
@@ -304,7 +302,7 @@ class WaitingCalls:
             self._busy -= keys
         self._inbox.put(None)  # another group may take them
 
-    def release(self, group: Collection[Call]) -> None:
+    def release(self, group: Collection[UnitCall]) -> None:
         """Note that a group has ended, so that calls with its keys can be taken. Any thread may call this."""
         keys = {call.key for call in group if call.key is not None}
         with self._lock:
@@ -351,11 +349,11 @@ class WaitingCalls:
         except Empty:
             return len(self._calls) > before
 
-    def _takable(self, most: int, own: set[Hashable], *, may_be_alone: bool, groups: int, has: int = 0) -> list[Call]:
+    def _takable(self, most: int, own: set[Hashable], *, may_be_alone: bool, groups: int, has: int = 0) -> list[UnitCall]:
         if groups > 1:
             most = min(most, -(-(len(self._calls) + self._in_groups) // groups) - has)
-        taken: list[Call] = []
-        passed_over: list[Call] = []
+        taken: list[UnitCall] = []
+        passed_over: list[UnitCall] = []
         blocked: set[Hashable] = set()
         while self._calls and len(taken) < most:
             call = self._calls.popleft()

@@ -17,7 +17,7 @@ back because of another transaction, perhaps of another group, runs again in a l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,14 +41,14 @@ from dualwrite.errors import (
 )
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import Message
-from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.observability import observers
 from dualwrite.observability.events import GroupFormed
-from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls
+from dualwrite.observability.logs import SubjectLogger, if_unexpected
+from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls
 from dualwrite.pool.scaling import Scaler
 from dualwrite.pool.writers import Writers
-from dualwrite.transaction import OpenTransaction
-from dualwrite.transactional import MOST_SWITCHES
+from dualwrite.transaction import OpenTransaction, UnitTransaction
+from dualwrite.transactional import MAX_SWITCHES
 from dualwrite.writer import DualWriter
 
 log = SubjectLogger(__name__)
@@ -66,12 +66,12 @@ _MAY_BE_CAUSED_BY_ONE_UNIT: Final = (
 
 _MAY_HAVE_COMMITTED: Final = (InDoubtTransactionError, LostTransactionError, UnverifiedTransactionError)
 
-_MOST_GROUPS: Final = 64
+_MAX_GROUPS_WITH_SAVEPOINTS: Final = 64
 
-_MOST_RUNS: Final = 5
+_MAX_RUNS: Final = 5
 """How often a unit runs, if the database rolls it back each time because of another transaction."""
 
-_MOST_NAMES: Final = 5
+_MAX_NAMES: Final = 5
 
 
 class SavepointPolicy:
@@ -94,7 +94,7 @@ class SavepointPolicy:
         """Note how a group of several units ended: whether one has failed."""
         if has_failed:
             self._groups_with_savepoints = self._next
-            self._next = min(2 * self._next, _MOST_GROUPS)
+            self._next = min(2 * self._next, _MAX_GROUPS_WITH_SAVEPOINTS)
         elif self._groups_with_savepoints:
             self._groups_with_savepoints -= 1
         else:
@@ -126,8 +126,12 @@ class Shared:
     when_decided: bool
 
 
-class _RolledBackError(Exception):
-    """Leaves the block of a transaction to roll back both sides; it is no error of the group."""
+class _UndoneError(Exception):
+    """Leaves the block of a transaction to roll back both sides, since none of its units is left; no error of the group."""
+
+
+class _SentTooSoonError(Exception):
+    """Leaves the block as well: messages had been sent before a unit was found to have failed, so all units run again."""
 
 
 class Group:
@@ -148,28 +152,28 @@ class Group:
         self,
         shared: Shared,
         writer: DualWriter[Any],
-        taken: list[Call],
+        taken: list[UnitCall],
         has_written: Callable[[], None],
         *,
         grows: bool = True,
     ) -> None:
         self.error: BaseException | None = None
-        self.conflicted: list[Call] = []
+        self.conflicted: list[UnitCall] = []
         self._shared = shared
         self._writer = writer
         self._taken = taken
         self._has_written = has_written
         self._grows = grows
         self._calls = [call for call in taken if not call.is_cancelled]  # while the group waited for its writer
-        self._aside: list[Call] = []  # they run after the group, each in a transaction of its own
+        self._aside: list[UnitCall] = []  # they run after the group, each in a transaction of its own
         self._has_begun = False
-        self._has_sent_too_soon = False
+        self._is_rerun = False  # after messages were sent too soon: each unit has its own savepoint now
         self._is_committing = False
 
     @property
     def has_begun(self) -> bool:
         """Whether the units have begun to run."""
-        return self._has_begun or self._has_sent_too_soon
+        return self._has_begun or self._is_rerun
 
     def run(self) -> None:
         """Run the units, commit them, and deliver the outcome of each to its caller; units that were cancelled do not run.
@@ -178,49 +182,65 @@ class Group:
             FencedError: The writer can't be used any more. It is not delivered, since the units may run on another writer if
                 none of them has begun (`has_begun`).
         """
-        if self._calls and not self._run_together():
-            self._run_one_by_one()  # here: the group's error must not become the context of what they raise
-        for call in sorted(self._aside, key=_number):  # one with a key may follow another to be set aside
+        if self._calls and not self._run_together():  # its error must not become the context of what they raise
+            for place, call in enumerate(self._calls):
+                if not self._follows_conflicted(call) and not self._run_alone(call, self._calls[place + 1 :]):
+                    break
+        for call in sorted(self._aside, key=lambda each: each.number):  # one with a key may follow another to be set aside
             if not self._follows_conflicted(call):
                 self._run_alone(call)
-        self.conflicted.sort(key=_number)
+        self.conflicted.sort(key=lambda each: each.number)
 
     def _run_together(self) -> bool:
-        """Run the units together and deliver their outcomes; False if they have none, and may succeed without each other."""
-        try:
-            self._commit_through_switches()
-        except AfterCommitError:
-            log.exception("a group of %s has committed, and a listener of it has failed", _units(self._calls), **self._fields)
-            self._deliver()
-        except BaseException as error:
-            self.error = error
-            if isinstance(error, FencedError):
-                raise
-            if len(self._calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error):
-                text = "a group of %d units failed; running them one by one: %s"
-                log.info(text, len(self._calls), error, exc_info=if_unexpected(error), **self._fields)
-                return False
-            self._deliver_error(error)
-        else:
-            self._deliver()
-        return True
+        """Commit the units in one transaction, and deliver their outcomes; False if they have none, and run one by one.
 
-    def _commit_through_switches(self) -> None:
-        """Commit; again if Kafka went down or came back before anything was recorded (`when_kafka_is_down`)."""
-        for left in reversed(range(MOST_SWITCHES + 1)):
+        The transaction runs again if messages were sent too soon, and if Kafka went down or came back before anything was
+        recorded (`when_kafka_is_down`).
+        """
+        switches = 0
+        while True:
             try:
-                if not self._commit() and self._has_sent_too_soon:
-                    self._has_begun = False
-                    self._commit()
-            except JournalSwitchedError as error:
-                if not left:
+                self._commit()
+            except _SentTooSoonError:
+                self._has_begun, self._is_rerun = False, True
+                continue
+            except _UndoneError:
+                pass
+            except AfterCommitError:
+                text = "a group of %s has committed, and a listener of it has failed"
+                log.exception(text, _units(self._calls), **self._fields)
+            except BaseException as error:
+                if isinstance(error, JournalSwitchedError) and switches < MAX_SWITCHES:
+                    switches += 1
+                    text = "running %s again: %s"
+                    log.info(text, _units(self._calls), error, exc_info=if_unexpected(error), **self._fields)
+                    self._has_begun = self._is_rerun = self._is_committing = False
+                    continue
+                self.error = error
+                if isinstance(error, FencedError):
                     raise
-                log.info("running %s again: %s", _units(self._calls), error, **self._fields)
-                self._has_begun = self._has_sent_too_soon = self._is_committing = False
-            else:
-                return
+                if len(self._calls) > 1 and self._has_begun and _may_be_caused_by_one_unit(error):
+                    text = "a group of %d units failed; running them one by one: %s"
+                    log.info(text, len(self._calls), error, exc_info=if_unexpected(error), **self._fields)
+                    return False
+                self._deliver_error(error)
+                return True
+            self._deliver()
+            return True
 
-    def put_back(self, calls: list[Call]) -> None:
+    def _run_alone(self, call: UnitCall, behind: Sequence[UnitCall] = ()) -> bool:
+        """Run a call in a transaction of its own; False if those behind it do not run, since they would fail as well."""
+        alone = Group(self._shared, self._writer, [call], self._has_written, grows=False)
+        fails_all = False
+        try:
+            alone.run()
+        finally:
+            self.conflicted += alone.conflicted
+            if alone.error is not None and (fails_all := _would_hit_others(alone.error)):
+                self._deliver_not_run(behind, alone.error)
+        return not fails_all
+
+    def put_back(self, calls: list[UnitCall]) -> None:
         """Put calls without an outcome back into the queue."""
         self._taken[:] = [call for call in self._taken if call not in calls]
         self._shared.waiting.put_back(calls, self._taken)
@@ -230,45 +250,40 @@ class Group:
         """The fields of a log record."""
         return {"transactional_id": self._writer.transactional_id}
 
-    def _commit(self) -> bool:
-        """Run the units in one transaction, and commit; False if they were undone, which is no error of the group."""
-        try:
-            with self._writer.group_transaction(is_group=len(self._calls) > 1) as whole:
-                messages = self._run_units(whole)
-                if messages is None or not self._calls:
-                    raise _RolledBackError  # noqa: TRY301  (through the `with` block)
-                self._shared.writers.note(self._writer, f"committing a group of {_units(self._calls)}")
-                if observers.installed:
-                    observers.notify(GroupFormed(whole.transactional_id, whole.number, len(self._calls)))
-                self._has_written()
-                hit("group_after_units")
-                if messages:
-                    whole.send_messages(messages)
-                if self._shared.when_decided:
-                    whole.on_decided = self._deliver
-                self._is_committing = True
-        except _RolledBackError:
-            return False
-        return True
+    def _commit(self) -> None:
+        """Run the units in one transaction, and commit it."""
+        with self._writer.untraced_transaction() as whole:
+            messages = self._run_units(whole)
+            if not self._calls:
+                raise _UndoneError
+            self._shared.writers.note(self._writer, f"committing a group of {_units(self._calls)}")
+            if observers.installed:
+                observers.notify(GroupFormed(whole.transactional_id, whole.number, len(self._calls)))
+            self._has_written()
+            hit("group_after_units")
+            if messages:
+                whole.send_messages(messages)
+            if self._shared.when_decided:
+                whole.on_decided = self._deliver
+            self._is_committing = True
 
     # --- the units ----------------------------------------------------------------------------------------------------------
 
-    def _run_units(self, whole: OpenTransaction) -> list[Message] | None:
-        """Run the units; the messages that are still to be sent, or None if the transaction must be rolled back."""
+    def _run_units(self, whole: OpenTransaction) -> list[Message]:
+        """Run the units in one of the three ways; return the messages that are still to be sent."""
         self._has_begun = True
         if len(self._calls) == 1 and not self._shared.alone.goes_alone(self._calls[0]):
             self._grow()
+        messages: list[Message] = []
         try:
             messages = self._run_only_unit(whole) if len(self._calls) == 1 else self._run_several(whole)
-            if messages is not None:
-                whole.check_fence()
+            whole.check_fence()
         except BaseException:
-            if whole.begin_error is None:
+            if whole.store_transaction.begin_error is None:
                 raise
-            messages = None
-        if whole.begin_error is not None:
+        if (error := whole.store_transaction.begin_error) is not None:
             self._has_begun = False  # the transaction begins with the units' first statement, or here
-            raise whole.begin_error
+            raise error
         return messages
 
     def _grow(self) -> None:
@@ -278,86 +293,89 @@ class Group:
             self._taken += came
             self._calls += came
 
-    def _run_only_unit(self, whole: OpenTransaction) -> list[Message] | None:
+    def _run_only_unit(self, whole: OpenTransaction) -> list[Message]:
         """The only unit needs no savepoint: if it fails, the transaction is rolled back."""
         (call,) = self._calls
         if not call.begin():
             self._calls.clear()
-            return None
+            raise _UndoneError
         self._shared.writers.note(self._writer, call.name)
-        whole.watch(shares=False)
-        unit = whole.only_unit()
+        whole.store_transaction.watch(shares=False)
+        unit = UnitTransaction(whole)
         try:
             call.run(unit)
             unit.end_unit()  # flushes its pending changes: an error here is the unit's own, and nothing is in doubt
         except BaseException as error:  # noqa: BLE001  (it is delivered to the caller)
             if not self._runs_again(call, error):
                 call.failed(error)
-            return None
+            raise _UndoneError from None
         finally:
             unit.end()
         hit("group_after_unit")
         return unit.messages
 
-    def _run_several(self, whole: OpenTransaction) -> list[Message] | None:
+    def _run_several(self, whole: OpenTransaction) -> list[Message]:
+        """Run the units under one savepoint, if few have failed so far; if that fails, each under its own."""
         policy = self._shared.savepoint_policy
-        is_under_one = policy is not None and policy.allow() and not self._has_sent_too_soon
+        is_shared = policy is not None and policy.allow() and not self._is_rerun
         messages: list[Message] | None = None
         try:
-            if is_under_one:
+            if is_shared:
                 messages = self._run_under_one_savepoint(whole)
-                if messages is not None or self._has_sent_too_soon:
-                    return messages
-            return self._run_with_savepoints(whole)
+            return self._run_with_savepoints(whole) if messages is None else messages
         finally:
             if policy is not None:
-                is_undone = is_under_one and messages is None and not self._aside
+                is_undone = is_shared and messages is None and not self._aside
                 policy.note(has_failed=is_undone or any(call.has_failed for call in self._calls))
 
     def _run_under_one_savepoint(self, whole: OpenTransaction) -> list[Message] | None:
         """Run the units under one savepoint; None if a unit failed, or a statement whose response arrived only later.
 
-        If messages had been sent by then, the transaction must be rolled back (`_has_sent_too_soon`).
+        Raises:
+            _SentTooSoonError: So it was, and messages had been sent by then: the transaction must be rolled back.
         """
         messages: list[Message] = []
         has_sent = False
-        running: Call | None = None
-        whole.begin_units()
+        running: UnitCall | None = None
+        database = whole.store_transaction
+        database.begin_units()
         try:
             for call in self._growing(whole, messages):
                 running = call
-                with whole.only_unit() as unit:
+                with UnitTransaction(whole) as unit:
                     call.run(unit)
                     unit.end_unit()
                 messages += unit.messages
                 running = None
                 hit("group_after_unit")
-            if whole.has_unanswered_statements:  # the messages are sent while the database executes them
+            if database.has_unanswered_statements:  # the messages are sent while the database executes them
                 self._shared.writers.note(self._writer, _statements_of(self._calls))
                 has_sent = bool(messages)
                 whole.send_messages(messages)
-            whole.end_units()
+            database.end_units()
         except BaseException as error:  # noqa: BLE001  (the unit runs again, by itself)
             log.debug("%d units are run again, one of them has failed: %r", len(self._calls), error, **self._fields)
             for call in self._calls:
-                call.undone(error if call is running and whole.refused is None else None)
-            if whole.refused is not None and running is not None:
-                self._set_aside(running, whole.refused)
-            whole.undo_units(error)
-            self._has_sent_too_soon = has_sent
+                call.undone(error if call is running and database.refused is None else None)
+            if database.refused is not None and running is not None:
+                self._set_aside(running, database.refused)
+            database.undo_units(error)
+            if has_sent:
+                raise _SentTooSoonError from None
             return None
         return [] if has_sent else messages
 
-    def _run_with_savepoints(self, whole: OpenTransaction) -> list[Message] | None:
-        """Run each unit under its own savepoint; None if all have failed."""
+    def _run_with_savepoints(self, whole: OpenTransaction) -> list[Message]:
+        """Run each unit under its own savepoint."""
         messages: list[Message] = []
         for call in self._growing(whole, messages):
-            unit = whole.begin_unit()
+            whole.store_transaction.begin_unit()
+            unit = UnitTransaction(whole)
             try:
                 call.run(unit)
                 unit.end_unit()
             except BaseException as error:  # noqa: BLE001  (it is delivered to the caller)
-                refused = whole.refused
+                refused = whole.store_transaction.refused
                 unit.undo_unit(error)
                 call.undone(error if refused is None else None)
                 if refused is not None:
@@ -367,12 +385,15 @@ class Group:
             else:
                 messages += unit.messages
             hit("group_after_unit")
-        return None if all(call.has_failed for call in self._calls) else messages
+        if all(call.has_failed for call in self._calls):
+            raise _UndoneError
+        return messages
 
-    def _growing(self, whole: OpenTransaction, messages: list[Message]) -> Iterator[Call]:
+    def _growing(self, whole: OpenTransaction, messages: list[Message]) -> Iterator[UnitCall]:
         """Yield the calls, and those that arrive while the last one runs, until the group is complete; put the rest back."""
         place = size = counted = most_own = 0
-        before = own = whole.savepoints  # savepoints of an earlier run were undone and don't count
+        database = whole.store_transaction
+        before = own = database.savepoints  # savepoints of an earlier run were undone and don't count
         while place < len(self._calls):
             call = self._calls[place]
             if not call.begin() or self._follows_conflicted(call):
@@ -389,7 +410,7 @@ class Group:
                 place -= 1
             size += sum(message.size for message in messages[counted:])
             counted = len(messages)
-            most_own, own = max(most_own, whole.savepoints - own), whole.savepoints
+            most_own, own = max(most_own, database.savepoints - own), database.savepoints
             room = self._shared.most_units - place - (own - before)
             if size >= self._shared.most_bytes or room < 1 + most_own:  # the next unit may set as many savepoints
                 # without those that have begun, which can't be cancelled any more: calls begin in their order
@@ -400,18 +421,18 @@ class Group:
             elif place == len(self._calls):
                 self._grow()
 
-    def _must_wait(self, call: Call) -> bool:
+    def _must_wait(self, call: UnitCall) -> bool:
         """Whether a call runs after the group: its function must run alone, or a call with its key that came before does."""
         is_behind = call.key is not None and any(call.key == other.key for other in self._aside)
         return is_behind or self._shared.alone.goes_alone(call)
 
-    def _set_aside(self, call: Call, refused: str) -> None:
+    def _set_aside(self, call: UnitCall, refused: str) -> None:
         """Take a call out of the group, whose unit is undone, and run its function alone from now on."""
         self._shared.alone.add(call, refused)
         self._calls.remove(call)
         self._aside.append(call)
 
-    def _runs_again(self, call: Call, error: BaseException) -> bool:
+    def _runs_again(self, call: UnitCall, error: BaseException) -> bool:
         """Whether a call whose unit is undone runs in another group, since another transaction got in its way.
 
         If so, it is taken out of this one. The other transaction may have been that of another group.
@@ -420,45 +441,18 @@ class Group:
             return False
         self._shared.scaler.conflicted()
         call.conflicts += 1
-        if call.conflicts >= _MOST_RUNS:
+        if call.conflicts >= _MAX_RUNS:
             return False
         self._calls.remove(call)
         self.conflicted.append(call)
         return True
 
-    def _follows_conflicted(self, call: Call) -> bool:
+    def _follows_conflicted(self, call: UnitCall) -> bool:
         """Whether a call waits for a conflicted one that has the same key and came before; then it is one of them, too."""
         if call.key is None or all(call.key != other.key or call.number < other.number for other in self.conflicted):
             return False
         self.conflicted.append(call)
         return True
-
-    # --- the units in transactions of their own -------------------------------------------------------------------------------
-
-    def _run_alone(self, call: Call) -> BaseException | None:
-        """Run a call in a transaction of its own; return the error if the transaction has failed."""
-        alone = Group(self._shared, self._writer, [call], self._has_written, grows=False)
-        try:
-            alone.run()
-        finally:
-            self.conflicted += alone.conflicted
-        return alone.error
-
-    def _run_one_by_one(self) -> None:
-        for place, call in enumerate(self._calls):
-            if self._follows_conflicted(call):
-                continue
-            error: BaseException | None = None
-            try:
-                error = self._run_alone(call)
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
-                if error is not None and _would_hit_others(error):
-                    self._deliver_not_run(self._calls[place + 1 :], error)
-            if error is not None and _would_hit_others(error):
-                return
 
     # --- the outcome ----------------------------------------------------------------------------------------------------------
 
@@ -479,35 +473,27 @@ class Group:
             else:
                 call.deliver_error(error)
 
-    def _deliver_not_run(self, calls: list[Call], error: BaseException) -> None:
+    def _deliver_not_run(self, calls: Sequence[UnitCall], error: BaseException) -> None:
         """Deliver the outcome of units that do not run again: they were rolled back with the group.
 
         They get the error of the unit because of which they do not run, unless that unit may have committed.
         """
-        assert self.error is not None
-        if isinstance(error, DualWriteError) and not isinstance(error, _MAY_HAVE_COMMITTED):
-            for call in calls:
-                call.deliver_error(error)
-            return
+        is_theirs = isinstance(error, DualWriteError) and not isinstance(error, _MAY_HAVE_COMMITTED)
         for call in calls:
-            if call.has_failed:
+            if call.has_failed and not is_theirs:
                 call.deliver()
             else:
-                call.deliver_error(self.error)
+                call.deliver_error(error if is_theirs else self.error or error)
 
 
-def _number(call: Call) -> int:
-    return call.number
-
-
-def _units(calls: list[Call]) -> str:
+def _units(calls: list[UnitCall]) -> str:
     return "1 unit" if len(calls) == 1 else f"{len(calls)} units"
 
 
-def _statements_of(calls: list[Call]) -> str:
+def _statements_of(calls: list[UnitCall]) -> str:
     """What the database may still be executing: the statements of any of the units."""
     names = list(dict.fromkeys(call.name for call in calls))
-    return f"statements of {', '.join(names[:_MOST_NAMES])}{', …' if len(names) > _MOST_NAMES else ''} ({_units(calls)})"
+    return f"statements of {', '.join(names[:_MAX_NAMES])}{', …' if len(names) > _MAX_NAMES else ''} ({_units(calls)})"
 
 
 def _may_be_caused_by_one_unit(error: BaseException) -> bool:

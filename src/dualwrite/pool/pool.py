@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import copy
 import functools
-import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -14,23 +13,25 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+from dualwrite import process
 from dualwrite.deadline import Deadline, Limit, check_may_block
 from dualwrite.errors import DualWriteError, FencedError, NestedTransactionError, PoolTimeoutError, UsageError
-from dualwrite.logs import SubjectLogger
 from dualwrite.observability.health import CHECK_LIMIT, Asking, Part, PoolHealth, goes_on
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.outages import database_at
 from dualwrite.observability.readings import Reading, add_source, remove_source
-from dualwrite.outages import database_at
-from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls, in_callback
-from dualwrite.pool.journal_keeper import JournalKeeper
+from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls, in_callback
+from dualwrite.pool.group import SavepointPolicy, Shared
 from dualwrite.pool.pool_ids import Adoption, FixedIds, Ids, LeasedIds
 from dualwrite.pool.scaling import LEAST, PoolOptions, Scaler
 from dualwrite.pool.upkeep import Upkeep
 from dualwrite.pool.workers import Workers
 from dualwrite.pool.writers import Writers, closed, pool_timeout
+from dualwrite.recipe.journaling import Keeper
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.settings import Settings, check_seconds
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.transaction import H, Transaction, forked, opened
+from dualwrite.transaction import H, Transaction, opened
 from dualwrite.transactional import name_of, repeated
 from dualwrite.writer import DualWriter
 
@@ -73,7 +74,7 @@ class BoundPool(Generic[H]):
         self.key = key
 
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        call = Call(unit, args, kwargs, self.key, prefix=self._prefix, alone=self.alone)
+        call = UnitCall(unit, args, kwargs, self.key, prefix=self._prefix, alone=self.alone)
         check_may_block(f"run({call.name})", "await pool.run(…)")
         future: Future[T] = call.future
         try:
@@ -90,11 +91,11 @@ class BoundPool(Generic[H]):
             raise
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        call = Call(unit, args, kwargs, self.key, prefix=self._prefix, alone=self.alone)
+        call = UnitCall(unit, args, kwargs, self.key, prefix=self._prefix, alone=self.alone)
         self._submit(call, waits=False)
         return call.future
 
-    def _submit(self, call: Call, *, waits: bool) -> None:
+    def _submit(self, call: UnitCall, *, waits: bool) -> None:
         """Put a call into the queue; `waits`: the caller will wait for it, which a thread of the pool can't."""
         try:
             self._check("a unit", waits=waits)
@@ -163,7 +164,7 @@ class WriterPool(Generic[H]):
         prefix: str,
         options: PoolOptions | None = None,
         owns_store: bool = False,
-        keeper: JournalKeeper | None = None,
+        keeper: Keeper | None = None,
         ask_kafka: Callable[[list[str], float], object] | None = None,
     ) -> None:
         self._options = options or PoolOptions()
@@ -195,7 +196,17 @@ class WriterPool(Generic[H]):
             writers=self._writers,
             prefix=prefix,
         )
-        self._workers = Workers(prefix, self._options, store, self._scaler, self._writers, self._waiting, alone)
+        shared = Shared(
+            waiting=self._waiting,
+            writers=self._writers,
+            scaler=self._scaler,
+            alone=alone,
+            savepoint_policy=SavepointPolicy() if store.units_need_savepoints else None,
+            most_units=int(self._options.group_units) if store.undoes_units else 1,
+            most_bytes=int(self._options.group_bytes),
+            when_decided=self._options.acknowledge == "decided",
+        )
+        self._workers = Workers(prefix, shared, timeout=self._options.timeout)
         self._upkeep = Upkeep(
             prefix,
             self._ids,
@@ -203,7 +214,7 @@ class WriterPool(Generic[H]):
             self._scaler,
             self._workers,
             open_writer,
-            kafka_is_lost=lambda: keeper is not None and keeper.kafka_is_lost,
+            kafka_is_lost=lambda: keeper is not None and keeper.journal.is_lost,
         )
         self._bound: BoundPool[H] = BoundPool(
             self._waiting,
@@ -214,7 +225,7 @@ class WriterPool(Generic[H]):
             timeout=self._options.timeout,
             alone=self._options.alone,
         )
-        self._pid = os.getpid()
+        self._pid = process.pid
         self._closing = threading.RLock()  # also for `resize`
         self._is_in_progress = False  # one of the two, in the thread that has the lock
         self._is_closed = False  # no new calls
@@ -251,6 +262,10 @@ class WriterPool(Generic[H]):
         """The settings of the writers, with the prefix as transactional id; they may contain passwords."""
         return self._settings
 
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{len(self.transactional_ids)} writers, {self.waiting} calls waiting"
+        return f"<{type(self).__name__} {self._prefix!r}: {state}>"
+
     @property
     def transactional_ids(self) -> tuple[str, ...]:
         """The transactional ids of the writers that can be used now."""
@@ -285,7 +300,7 @@ class WriterPool(Generic[H]):
         """
         limit = Deadline.after(self._seconds(timeout))
         ask_kafka, ids = self._ask_kafka, self._writers.kafka_ids()
-        asks: dict[str, Callable[[], object]] = {"database": self._store.check}
+        asks: dict[str, Callable[[], object]] = {"database": self._store.check_now}
         if ask_kafka is not None:
             asks["kafka"] = lambda: ask_kafka(ids, limit.seconds)
         answers = self._asking.answers(asks, limit)
@@ -406,7 +421,7 @@ class WriterPool(Generic[H]):
         """Whether both sides were rolled back and a retry may succeed; after FencedError it can do so only under another id."""
         if isinstance(error, FencedError):
             return self._ids.are_leased
-        return error.retriable if isinstance(error, DualWriteError) else self._store.is_conflict(error)
+        return error.retriable if isinstance(error, DualWriteError) else self._store.passes(error)
 
     @contextmanager
     def transaction(self, *, timeout: Limit | None = None) -> Iterator[Transaction[H]]:
@@ -432,7 +447,7 @@ class WriterPool(Generic[H]):
                 try:
                     with writer.checked_transaction() as begun:
                         has_begun = True
-                        opened(begun).watch(shares=False)
+                        opened(begun).store_transaction.watch(shares=False)
                         yield begun
                 except FencedError as error:
                     if has_begun or not self._writers.can_continue(fenced_until):
@@ -500,7 +515,7 @@ class WriterPool(Generic[H]):
             ConfigurationError: As for `with_options`.
             DualWriteError: As for `DualWriter.close`; errors of several writers are added as notes.
         """
-        if os.getpid() != self._pid:
+        if process.pid != self._pid:
             return  # a forked child: the connections belong to its parent
         self._check("close()", also_closed=True)
         self._seconds(timeout)  # raises if it is not valid: the pool is still open
@@ -535,7 +550,7 @@ class WriterPool(Generic[H]):
 
     def _close_at_exit(self) -> None:
         """Close the pool; a handler of SIGTERM that calls `sys.exit()`, which has begun already, does not interrupt that."""
-        while os.getpid() == self._pid and not self._has_ended:
+        while process.pid == self._pid and not self._has_ended:
             with contextlib.suppress(SystemExit):
                 self.close()
 
@@ -571,19 +586,18 @@ class WriterPool(Generic[H]):
         self.close()
 
     def _check(self, what: str, *, waits: bool = True, also_closed: bool = False) -> None:
-        if os.getpid() != self._pid:
-            raise forked(what, self._pid, self._prefix)
-        if self._workers.include_this_thread and in_callback():
+        process.check_not_forked(what, self._pid, self._prefix)
+        if self._workers.include_this_thread:
+            if not in_callback():
+                raise NestedTransactionError(
+                    f"{what} inside a unit of the same pool.",
+                    next_step="a unit acts only through its transaction: call functions with `tx`, and use savepoints",
+                )
             if waits:
                 raise NestedTransactionError(
                     f"{what} in a done-callback of a future of the same pool.",
                     cause="a thread of the pool runs the callback, and would wait for itself",
                     next_step="call submit(), which does not wait, or do it in a thread of your own",
                 )
-        elif self._workers.include_this_thread:
-            raise NestedTransactionError(
-                f"{what} inside a unit of the same pool.",
-                next_step="a unit acts only through its transaction: call functions with `tx`, and use savepoints",
-            )
         if self._is_closed and not also_closed:
             raise closed(self._prefix)

@@ -15,13 +15,14 @@ from itertools import count as numbers
 from itertools import islice
 from typing import ClassVar, Final
 
+from dualwrite.deadline import Pauses
 from dualwrite.errors import DualWriteError
-from dualwrite.logs import SubjectLogger, if_unexpected
 from dualwrite.observability import observers
 from dualwrite.observability.events import LeaseLost, LeaseTaken
-from dualwrite.outages import DATABASE, Side, level_of
+from dualwrite.observability.logs import SubjectLogger, if_unexpected
+from dualwrite.observability.outages import DATABASE, Side, level_of
 from dualwrite.recovery.recoverer import Recoverer, describe_owner
-from dualwrite.recovery.report import Outcome, RecoveryReport, raise_for_lost
+from dualwrite.recovery.report import RecoveryReport, raise_for_lost
 from dualwrite.stores.base import StateRow, TxnStateStore
 from dualwrite.stores.leases import Lease, LeaseStore, numbered, numbered_ids
 from dualwrite.transactional_id import TransactionalId
@@ -186,22 +187,24 @@ class LeasedIds(Ids):
                 observers.notify(kind(self._prefix, name))
 
     def _run(self) -> None:
-        pause = self.interval
+        pause, retries = self.interval, Pauses(self.interval * _FIRST_RETRY, self.interval * (1 - _FIRST_RETRY), spread=0.0)
         while not self._stopping.wait(pause):
             try:
                 self._renew()
             except Exception as error:  # whatever the driver raises: this thread must keep running
-                first = pause == self.interval
-                pause = min(self.interval * _FIRST_RETRY if first else pause * 2, self.interval * (1 - _FIRST_RETRY))
                 if not self._stopping.is_set():
                     text = "the pool's leases could not be renewed; trying again: %s"
-                    level = level_of(error) if first else logging.INFO
+                    level = logging.INFO if retries.taken else level_of(error)
                     log.log(level, text, error, exc_info=if_unexpected(error), prefix=self._prefix)
+                pause = next(retries)
             else:
                 pause = self.interval
+                retries.reset()
 
     def _renew(self) -> None:
         names = self.held
+        if not names:
+            return  # nothing is asked, so nothing is answered
         with self._database.call(DATABASE):
             ours = self._leases.renew(names, self.owner, seconds=self._seconds)
         lost = (names - ours) & self.held
@@ -275,9 +278,6 @@ class Adoption:
             self._ids.release(name)
 
     def _log(self, report: RecoveryReport) -> None:
-        for found in report:
-            if found.outcome is not Outcome.NOTHING:
-                log.info("recovered: %s", found.outcome.in_words, transactional_id=found.transactional_id)
         for failed in report.failed:
             error, name = failed.error, failed.transactional_id
             assert error is not None

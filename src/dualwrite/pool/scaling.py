@@ -1,9 +1,10 @@
-"""The options of a pool, and how many groups it runs side by side: as many as make calls faster.
+"""The options of a pool, and how many groups it runs side by side: as many as keep a processor busy.
 
 While a group waits for the network, the processor is free for another one. So more groups side by side pay off as long as the
-pool waits most of the time, and cost when the processor is the limit: each group pays for its own commits. How much they bring
-depends on the network, the database, the locks that the units take, and everything else that the process does. So nothing of
-that is modelled: the pool tries it, and compares how long its calls take.
+pool waits most of the time, and cost when the processor is the limit: each group pays for its own commits. The rule: as many
+groups as would keep a processor busy if each costs what it costs now, but no more than callers, and at least one for every
+`_MAX_CALLERS` of them. If more groups do not make calls faster, or the database rolls back a unit because of another one, the
+pool goes back, and stays there for a while. `python benchmarks/pool.py` compares it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-from dualwrite.logs import SubjectLogger
-from dualwrite.pool.calls import Call
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.pool.calls import UnitCall
 from dualwrite.pool.writers import Writers
 from dualwrite.settings import (
     Acknowledge,
@@ -37,49 +38,29 @@ MOST_UNITS: Final = 64
 SERIAL: Final = 1
 """One group after another runs its SQL; only the commits of groups overlap."""
 
-_LEVELS: Final = (SERIAL, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
-"""The numbers of groups that are tried."""
+_LEVELS: Final = (SERIAL, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+"""The numbers of groups that are chosen: a little more or less load does not start and stop threads."""
 
-_IDLE_CPU: Final = 0.8
-_IDLE_CPU_IN_TURN: Final = 0.5
-"""Processors' worth of work of this process, below which more groups are tried: Python runs in one thread at a time.
+_BUSY: Final = 0.97
+"""Processors' worth of work that this process aims at: Python runs in one thread at a time, and 1.0 would never be too much."""
 
-The second is for groups that run one after another: as their commits overlap, it is never much higher.
-"""
+_MAX_CALLERS: Final = 32
+"""Callers for each group, on average: with more, the first unit of a group waits too long for the last one."""
 
 _GAIN: Final = 0.95
 """More groups are kept if calls take at most this share of the time that they took before."""
 
-_LOSS: Final = 1.02
-"""Fewer groups are kept if calls take at most this much of the time that they took before."""
+_PAUSE_SECONDS: Final = 1.0
+_MAX_PAUSE_SECONDS: Final = 60.0
+"""For how long there are no more groups after the pool went back; doubled if the next time comes soon after."""
 
-_LARGEST_STEP: Final = 2.0
-"""By how much the number of groups is multiplied at once, at most."""
+_SOON_SECONDS: Final = 10.0
 
-_FEWER: Final = 0.6
-"""By how much it is multiplied if fewer are tried."""
+_SETTLING_SECONDS: Final = 0.1
+"""How long after a change nothing is measured: calls from before it are still running."""
 
-_FIRST_PAUSE: Final = 2.0
-_LONGEST_PAUSE: Final = 60.0
-"""Seconds without a trial, after one that was in vain; doubled each time."""
-
-_SHARED: Final = 1.5
-"""Units of an average group from which on callers wait for each other."""
-
-_FIRST_SERIAL: Final = 1.0
-_LONGEST_SERIAL: Final = 300.0
-"""Seconds for which groups run one after another because of a conflict; doubled if the next one comes soon after."""
-
-_SOON: Final = 10.0
-
-_SETTLING: Final = 0.1
-"""Seconds after a change in which nothing is measured: calls from before it are still running."""
-
-_LEAST_SECONDS: Final = 0.25
-_MOST_SECONDS: Final = 2.0
-_LEAST_GROUPS: Final = 8
-_LEAST_TURNS: Final = 3
-"""A measurement lasts for this long, and for this many groups, and for so many of each thread."""
+_WINDOW_SECONDS: Final = 0.5
+"""How long it is measured at least."""
 
 LEAST: Final = 2
 """Writers of a pool without load: while one commits its group, the other runs the next."""
@@ -105,7 +86,8 @@ class PoolOptions:
         max_size: The maximum number of writers.
         when_kafka_is_down: "fail" raises the error of Kafka. With "journal" messages are written into a table in the database
             transaction of their unit, and published later, in an order that keeps cause before effect
-            (docs/guides/kafka-down.md). The pool then opens while Kafka is down, too. Only for SQL databases.
+            (docs/guides/kafka-down.md). The pool then opens while Kafka is down, too. Only for SQL databases. A broker that
+            refuses the pool (BrokerAuthorizationError) is not down: that is raised in either case.
         journal: How much that table may contain; then units fail.
         alone: Run each unit in a transaction of its own. Needed only for units that change settings of the session in a way
             that can't be seen (docs/guides/pool.md); `with_options(alone=True)` does it for single units.
@@ -143,103 +125,58 @@ class PoolOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a pool has seen within a while, at one number of groups.
+class Measured:
+    """What a pool has measured within a while.
 
     Args:
-        calls: How many calls ended.
-        groups: How many groups ended.
-        seconds_a_call: How long a call took on average, from its beginning in the caller's thread to its outcome.
+        callers: How many calls there were at once, on average.
+        seconds: How long a call took on average, from its beginning in the caller's thread to its outcome.
         cpu: Processors' worth of work of the process: 1.0 is one processor all the time.
-        waited: The share of groups whose calls were already waiting when a thread became free for them.
     """
 
-    calls: int
-    groups: int
-    seconds_a_call: float
+    callers: float
+    seconds: float
     cpu: float
-    waited: float
-
-    @property
-    def has_waiting_callers(self) -> bool:
-        """Whether callers waited for the units of others."""
-        return self.calls > self.groups * _SHARED or self.waited > 0.5  # noqa: PLR2004  (most of the groups)
 
 
 class Scaling:
-    """The number of groups that run side by side, for one pool: at most `most`. Not thread-safe."""
+    """The number of groups that run side by side, for one pool: at most `limit`. Not thread-safe.
 
-    def __init__(self, most: int, clock: Callable[[], float] = monotonic) -> None:
-        self._levels = [level for level in _LEVELS if level <= most] or [SERIAL]
+    Attributes:
+        groups: The number of groups that run side by side: `SERIAL`, or 3 and more.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = monotonic) -> None:
+        self.groups = SERIAL
+        self._limit = limit
         self._clock = clock
-        self._place = 0
-        self._last: float | None = None  # how long a call took when it was last seen, at the present number
-        self._before: tuple[int, float] | None = None  # in a trial: the level before it, and how long a call took there
-        self._pauses = {True: _FIRST_PAUSE, False: _FIRST_PAUSE}  # after trials of more groups, and of fewer
-        self._again_at = {True: 0.0, False: 0.0}
-        self._tried_more = False
-        self._serial = _FIRST_SERIAL
-        self._serial_until = -_SOON
+        self._before: tuple[int, Measured] | None = None  # the number before there were more, and what was measured there
+        self._pause = _PAUSE_SECONDS
+        self._pauses_until = -_SOON_SECONDS
 
-    @property
-    def groups(self) -> int:
-        """The number of groups that run side by side: `SERIAL`, or 3 and more."""
-        return self._levels[self._place]
-
-    def limit(self, most: int) -> None:
+    def limit(self, limit: int) -> None:
         """Change the highest number."""
-        self._levels = [level for level in _LEVELS if level <= most] or [SERIAL]
-        self._before = self._last = None
-        self._place = min(self._place, len(self._levels) - 1)
+        self._limit = limit
+        self.groups, self._before = _level(min(self.groups, limit)), None
 
-    def decide(self, seen: Seen) -> None:
-        """Choose `groups` by what was seen at the present one."""
-        now = self._clock()
-        if now < self._serial_until or not seen.calls:
-            return
+    def decide(self, seen: Measured) -> None:
+        """Choose `groups`."""
         if self._before is not None:
-            self._judge(seen.seconds_a_call, *self._before, now=now)
-        elif self._last is not None:  # the first moments are slow: everything is done for the first time
-            self._try(seen, min(seen.seconds_a_call, self._last), now)
-        self._last = seen.seconds_a_call if self._before is None else None
-
-    def _judge(self, seconds: float, place: int, seconds_before: float, *, now: float) -> None:
-        """End a trial: keep the number of groups, or return to the one before."""
-        is_more, self._before = self._place > place, None
-        if seconds <= seconds_before * (_GAIN if is_more else _LOSS):
-            self._pauses[is_more] = _FIRST_PAUSE
-            self._again_at[not is_more] = now + _FIRST_PAUSE
-            return
-        self._place = place
-        self._again_at[is_more] = now + self._pauses[is_more]
-        self._pauses[is_more] = min(2 * self._pauses[is_more], _LONGEST_PAUSE)
-
-    def _try(self, seen: Seen, seconds: float, now: float) -> None:
-        """Begin a trial of more groups if that may pay off, or of fewer: they are kept if they are as fast."""
-        idle = _IDLE_CPU_IN_TURN if self.groups == SERIAL else _IDLE_CPU
-        may_be_more = seen.cpu < idle and seen.has_waiting_callers
-        places = {True: self._higher(seen.cpu) if may_be_more else self._place, False: self._lower()}
-        due = [more for more, place in places.items() if place != self._place and now >= self._again_at[more]]
-        if due:
-            self._tried_more = not self._tried_more if len(due) > 1 else due[0]
-            self._before = self._place, seconds
-            self._place = places[self._tried_more]
-
-    def _higher(self, cpu: float) -> int:
-        """The level at which the processor would be busy if nothing else were the limit; one higher after a failed trial."""
-        highest = len(self._levels) - 1
-        if self._pauses[True] > _FIRST_PAUSE:
-            return min(self._place + 1, highest)
-        wanted = max(self.groups, 2) * min(_LARGEST_STEP, _IDLE_CPU / max(cpu, 0.01))
-        return next((place for place in range(self._place + 1, highest) if self._levels[place] >= wanted), highest)
-
-    def _lower(self) -> int:
-        return max((place for place in range(self._place) if self._levels[place] <= self.groups * _FEWER), default=0)
+            (groups, before), self._before = self._before, None
+            if seen.seconds > _GAIN * before.seconds * max(1.0, seen.callers / before.callers):
+                self._go_back(groups)
+                return
+        busy = self.groups * _BUSY / max(seen.cpu, 0.01)
+        groups = _level(min(self._limit, max(seen.callers / _MAX_CALLERS, min(seen.callers, busy))))
+        if groups > self.groups:
+            if self._clock() < self._pauses_until:
+                return
+            self._before = self.groups, seen
+        self.groups = groups
 
     def rest(self) -> None:
         """Return to one group after another: no call has come for a while."""
-        self._place, self._before, self._last = 0, None, None
-        self._again_at = dict.fromkeys(self._again_at, 0.0)
+        self.groups, self._before = SERIAL, None
 
     def conflicted(self) -> None:
         """Note that the database has rolled back a unit because of another transaction, such as one of another group.
@@ -247,50 +184,44 @@ class Scaling:
         Groups run one after another for a while: then none of them waits for a lock of another, with which it could be in a
         deadlock.
         """
+        if self.groups != SERIAL:
+            self._before = None
+            self._go_back(SERIAL)
+
+    def _go_back(self, groups: int) -> None:
         now = self._clock()
-        if self.groups == SERIAL or now < self._serial_until:
-            return
-        self._serial = min(2 * self._serial, _LONGEST_SERIAL) if now - self._serial_until < _SOON else _FIRST_SERIAL
-        self._place, self._before, self._last = 0, None, None
-        self._serial_until = now + self._serial
+        self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS) if now - self._pauses_until < _SOON_SECONDS else _PAUSE_SECONDS
+        self._pauses_until = now + self._pause
+        self.groups = groups
+
+
+def _level(groups: float) -> int:
+    return max(level for level in _LEVELS if level <= max(groups, SERIAL))
 
 
 class Window:
     """Adds up the calls of groups, from a moment after it was made on."""
 
     def __init__(self) -> None:
-        self._begins = time.monotonic() + _SETTLING
+        self._begins = time.monotonic() + _SETTLING_SECONDS
         self._cpu: float | None = None
-        self._calls = self._groups = self._waited = 0
+        self._calls = 0
         self._seconds = 0.0
 
-    def add(self, calls: Collection[Call], now: float, *, was_waiting: bool) -> None:
-        """Add a group that has ended, and whether its calls had waited for a thread."""
-        if self._cpu is None:
-            if now >= self._begins:
-                self._begins, self._cpu = now, time.process_time()
-            return
-        self._calls += len(calls)
-        self._groups += 1
-        self._waited += was_waiting
-        self._seconds += sum(now - call.created for call in calls)
+    def add(self, calls: Collection[UnitCall], now: float) -> None:
+        """Add a group that has ended."""
+        if self._cpu is not None:
+            self._calls += len(calls)
+            self._seconds += sum(now - call.created for call in calls)
+        elif now >= self._begins:
+            self._begins, self._cpu = now, time.process_time()
 
-    def is_over(self, now: float, groups: int) -> bool:
-        """Whether enough was seen, if so many groups run side by side."""
-        seconds = now - self._begins
-        enough = self._groups >= max(_LEAST_GROUPS, _LEAST_TURNS * groups)
-        return self._calls > 0 and ((seconds >= _LEAST_SECONDS and enough) or seconds >= _MOST_SECONDS)
-
-    def seen(self, now: float) -> Seen:
-        """What was seen until now."""
-        assert self._cpu is not None
-        return Seen(
-            calls=self._calls,
-            groups=self._groups,
-            seconds_a_call=self._seconds / self._calls,
-            cpu=(time.process_time() - self._cpu) / (now - self._begins),
-            waited=self._waited / self._groups,
-        )
+    def measured(self, now: float) -> Measured | None:
+        """What was measured until now; None: it is too early, or no call has ended."""
+        lasted = now - self._begins
+        if self._cpu is None or lasted < _WINDOW_SECONDS or not self._calls:
+            return None
+        return Measured(self._seconds / lasted, self._seconds / self._calls, (time.process_time() - self._cpu) / lasted)
 
 
 class Scaler:
@@ -352,8 +283,8 @@ class Scaler:
 
     # --- what happens -------------------------------------------------------------------------------------------------------
 
-    def group_ended(self, calls: Collection[Call], *, was_waiting: bool) -> bool:
-        """Note the calls of a group that has ended, and whether they had waited for a thread.
+    def group_ended(self, calls: Collection[UnitCall]) -> bool:
+        """Note the calls of a group that has ended.
 
         Returns whether the number of threads may have changed.
         """
@@ -365,12 +296,12 @@ class Scaler:
             if self.side_by_side < groups:  # the writers are still being opened
                 self._window = Window()
                 return False
-            self._window.add(calls, now, was_waiting=was_waiting)
-            if not self._window.is_over(now, groups):
+            self._window.add(calls, now)
+            if (measured := self._window.measured(now)) is None:
                 return False
-            seen, self._window = self._window.seen(now), Window()
-            self._scaling.decide(seen)
-            log.debug("groups side by side: %d, after %d: %s", self._scaling.groups, groups, seen, prefix=self._prefix)
+            self._window = Window()
+            self._scaling.decide(measured)
+            log.debug("groups side by side: %d, after %d: %s", self._scaling.groups, groups, measured, prefix=self._prefix)
             if groups == self._scaling.groups:
                 return False
             self._ask_for_writers()

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ClaimTimeoutError, FencedError, LostTransactionError, PoolTimeoutError, UnverifiedTransactionError
-from dualwrite.logs import SubjectLogger, if_unexpected
-from dualwrite.outages import level_of
+from dualwrite.observability.logs import SubjectLogger, if_unexpected
+from dualwrite.observability.outages import level_of
 from dualwrite.pool.pool_ids import Adoption, Ids
 from dualwrite.pool.scaling import Scaler
 from dualwrite.pool.workers import Workers

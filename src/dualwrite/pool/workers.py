@@ -9,16 +9,15 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import FencedError, StoreError, StoreUnavailableError, WriterClosedError
-from dualwrite.logs import SubjectLogger
-from dualwrite.outages import is_no_answer
-from dualwrite.pool.calls import AloneUnits, Call, WaitingCalls
-from dualwrite.pool.group import Group, SavepointPolicy, Shared
-from dualwrite.pool.scaling import SERIAL, PoolOptions, Scaler
-from dualwrite.pool.writers import Writers
-from dualwrite.stores.base import TxnStateStore
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.outages import is_no_answer
+from dualwrite.pool.calls import UnitCall
+from dualwrite.pool.group import Group, Shared
+from dualwrite.pool.scaling import SERIAL
 
 log = SubjectLogger(__name__)
 
@@ -30,37 +29,19 @@ class Workers:
         threads: The threads, including surplus ones until their next turn.
     """
 
-    def __init__(
-        self,
-        prefix: str,
-        options: PoolOptions,
-        store: TxnStateStore,
-        scaler: Scaler,
-        writers: Writers,
-        waiting: WaitingCalls,
-        alone: AloneUnits,
-    ) -> None:
+    def __init__(self, prefix: str, shared: Shared, *, timeout: float) -> None:
         self.threads: list[threading.Thread] = []
         self._prefix = prefix
-        self._options = options
-        self._scaler = scaler
-        self._writers = writers
-        self._waiting = waiting
-        self._shared = Shared(
-            waiting=waiting,
-            writers=writers,
-            scaler=scaler,
-            alone=alone,
-            savepoint_policy=SavepointPolicy() if store.units_need_savepoints else None,
-            most_units=int(options.group_units) if store.undoes_units else 1,
-            most_bytes=int(options.group_bytes),
-            when_decided=options.acknowledge == "decided",
-        )
+        self._shared = shared
+        self._scaler = shared.scaler
+        self._writers = shared.writers
+        self._waiting = shared.waiting
+        self._timeout = timeout
         self._turn = threading.Lock()  # one thread at a time collects calls; and runs their SQL, unless groups run side by side
         self._here = threading.local()
         self._threads_lock = threading.Lock()
         self._numbers = itertools.count()
-        self._groups: dict[int, list[Call]] = {}  # by thread: what its group has taken
+        self._groups: dict[int, list[UnitCall]] = {}  # by thread: what its group has taken
 
     @property
     def include_this_thread(self) -> bool:
@@ -86,11 +67,11 @@ class Workers:
                 self._cancel_calls()
                 return limit
             if not is_total:
-                seen, limit = self._writers.steps, Deadline.after(self._options.timeout)
+                seen, limit = self._writers.steps, Deadline.after(self._timeout)
             for thread in threads:
                 thread.join(limit.left)
         self._cancel_calls()  # nobody would run them; there are none unless the threads have ended early
-        return limit if is_total else Deadline.after(self._options.timeout)
+        return limit if is_total else Deadline.after(self._timeout)
 
     def _cancel_calls(self) -> None:
         """Cancel the calls that have not begun: they must not run later, when whatever blocks them has ended."""
@@ -105,24 +86,22 @@ class Workers:
         """Take turns: collect calls, and run them as a group."""
         self._here.is_ours = True
         while True:
-            self._turn.acquire()  # released at once if groups run side by side; otherwise as soon as the group's SQL is done
-            turn = _Once(self._turn.release)
-            try:
-                groups = self._scaler.side_by_side
-                if self._is_surplus():
-                    return
-                calls, was_waiting = self._waiting.take(self._shared.most_units, groups)
-                if not calls:
-                    return
-                if groups > SERIAL:
-                    turn()
-                self._run_group(calls, turn)
-                if self._scaler.group_ended(calls, was_waiting=was_waiting):
-                    self.match_size()
-            except Exception:  # whatever it was, such as an ordering key's __eq__: this thread must go on
-                log.exception("an unexpected error in a thread of the pool", prefix=self._prefix)
-            finally:
-                turn()
+            with ExitStack() as turn:  # ends at once if groups run side by side; otherwise as soon as the group's SQL is done
+                turn.enter_context(self._turn)
+                try:
+                    groups = self._scaler.side_by_side
+                    if self._is_surplus():
+                        return
+                    calls = self._waiting.take(self._shared.most_units, groups)
+                    if not calls:
+                        return
+                    if groups > SERIAL:
+                        turn.close()
+                    self._run_group(calls, turn.close)
+                    if self._scaler.group_ended(calls):
+                        self.match_size()
+                except Exception:  # whatever it was, such as an ordering key's __eq__: this thread must go on
+                    log.exception("an unexpected error in a thread of the pool", prefix=self._prefix)
 
     def _is_surplus(self) -> bool:
         """Whether this thread should end; if so, it is removed from `threads`."""
@@ -132,10 +111,10 @@ class Workers:
             self.threads.remove(threading.current_thread())
             return True
 
-    def _run_group(self, calls: list[Call], has_written: Callable[[], None]) -> None:
+    def _run_group(self, calls: list[UnitCall], has_written: Callable[[], None]) -> None:
         self._groups[threading.get_ident()] = calls
         try:
-            limit = Deadline.after(self._options.timeout)
+            limit = Deadline.after(self._timeout)
             while self._is_fenced_before_it_begins(calls, has_written, limit):
                 pass
         except BaseException as error:
@@ -148,7 +127,7 @@ class Workers:
             del self._groups[threading.get_ident()]
             self._waiting.release(calls)
 
-    def _is_fenced_before_it_begins(self, calls: list[Call], has_written: Callable[[], None], limit: Deadline) -> bool:
+    def _is_fenced_before_it_begins(self, calls: list[UnitCall], has_written: Callable[[], None], limit: Deadline) -> bool:
         """Run the calls as a group; True if its writer was fenced before any unit ran: they can run on a writer taken again.
 
         Raises:
@@ -175,17 +154,3 @@ class Workers:
         """While the pool is being closed, cancel the calls that wait if a side does not answer: they would fail, one by one."""
         if self._waiting.is_closed and is_no_answer(error):
             self._waiting.cancel()
-
-
-class _Once:
-    """Calls a function on the first call only."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function: Callable[[], None] | None = function
-
-    def __call__(self) -> None:
-        function, self._function = self._function, None
-        if function is not None:
-            function()

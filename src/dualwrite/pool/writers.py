@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConcurrentUseError, FencedError, PoolTimeoutError, WriterClosedError
-from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite.observability.logs import SubjectLogger, if_unexpected
 from dualwrite.pool.pool_ids import Ids
 from dualwrite.recipe.lanes import CLOSE_LIMIT
 from dualwrite.recipe.phases import Phase

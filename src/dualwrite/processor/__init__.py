@@ -4,7 +4,6 @@ from dualwrite.processor.async_processor import AsyncDualProcessor
 from dualwrite.processor.dead_letter_topic import DeadLetterTopic
 from dualwrite.processor.dead_letters import DeadLetter
 from dualwrite.processor.decoded import Received, to_arrow, to_pandas
-from dualwrite.processor.kafka_writer import KafkaWriter
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import DualProcessor
 
@@ -13,7 +12,6 @@ __all__ = [
     "DeadLetter",
     "DeadLetterTopic",
     "DualProcessor",
-    "KafkaWriter",
     "ProcessorOptions",
     "Received",
     "to_arrow",

@@ -6,23 +6,23 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from dualwrite.aio.async_pool import AsyncWriterPool
 from dualwrite.aio.async_transaction import A, AsyncTransaction, plain
+from dualwrite.aio.coroutine_threads import LoopCalls
 from dualwrite.errors import AfterCommitError, FencedError
 from dualwrite.kafka.topic import K, ReadableTopic, V
 from dualwrite.observability import tracing
 from dualwrite.observability.health import CHECK_LIMIT, ProcessorHealth
 from dualwrite.processor.attempts import Content, Runner, StoppedError
-from dualwrite.processor.decoded import Received
+from dualwrite.processor.decoded import Handlers, Received
 from dualwrite.processor.options import ProcessorOptions
 from dualwrite.processor.processor import (
     check_handlers,
     check_journal,
     log_failed_listener,
     make_loop,
-    says_nothing_about_messages,
 )
 from dualwrite.processor.progress import Finish
 from dualwrite.stores.positions import Partition, Position
@@ -32,12 +32,7 @@ from dualwrite.transactional import awaited, name_of
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-
-M = TypeVar("M")
-_AsyncHandler = Callable[[M, AsyncTransaction[A]], Awaitable[object]]
-"""A function for a message, or for a list of them."""
-
-AsyncHandle = _AsyncHandler[list[Any], Any]
+AsyncHandle = Callable[[list[Any], AsyncTransaction[Any]], Awaitable[object]]
 
 
 class AsyncDualProcessor:
@@ -63,10 +58,7 @@ class AsyncDualProcessor:
         pool: AsyncWriterPool[A],
         consumer: Mapping[str, Any],
         topics: Sequence[ReadableTopic[V, K]],
-        *,
-        handle: _AsyncHandler[Received[V, K], A] | None = ...,
-        handle_batch: _AsyncHandler[list[Received[V, K]], A] | None = ...,
-        options: ProcessorOptions | None = ...,
+        **handlers: Unpack[Handlers[Received[V, K], AsyncTransaction[A], Awaitable[object]]],
     ) -> None: ...
 
     @overload
@@ -75,10 +67,7 @@ class AsyncDualProcessor:
         pool: AsyncWriterPool[A],
         consumer: Mapping[str, Any],
         topics: Sequence[str],
-        *,
-        handle: _AsyncHandler[Message, A] | _AsyncHandler[Received[bytes, bytes], A] | None = ...,
-        handle_batch: _AsyncHandler[list[Message], A] | _AsyncHandler[list[Received[bytes, bytes]], A] | None = ...,
-        options: ProcessorOptions | None = ...,
+        **handlers: Unpack[Handlers[Message, AsyncTransaction[A], Awaitable[object]]],
     ) -> None: ...
 
     @overload
@@ -87,10 +76,7 @@ class AsyncDualProcessor:
         pool: AsyncWriterPool[A],
         consumer: Mapping[str, Any],
         topics: Sequence[str | ReadableTopic[V, K]],
-        *,
-        handle: _AsyncHandler[Received[V | bytes, K | bytes], A] | None = ...,
-        handle_batch: _AsyncHandler[list[Received[V | bytes, K | bytes]], A] | None = ...,
-        options: ProcessorOptions | None = ...,
+        **handlers: Unpack[Handlers[Received[V | bytes, K | bytes], AsyncTransaction[A], Awaitable[object]]],
     ) -> None: ...
 
     def __init__(
@@ -135,16 +121,16 @@ class AsyncDualProcessor:
         self._runner.begin()
         executor = ThreadPoolExecutor(1, "dualwrite processor")
         try:
-            job = asyncio.get_running_loop().run_in_executor(executor, self._loop.run)
+            job, calls = executor.submit(self._loop.run), LoopCalls(asyncio.get_running_loop())
             try:
-                await asyncio.shield(job)
+                await calls.end_of(job)
             except asyncio.CancelledError as cancelled:
                 self._loop.stop()
                 self._runner.cancel()
-                while not job.done():
-                    with suppress(asyncio.CancelledError):  # a further one changes nothing: the thread must end first
-                        await asyncio.wait([job])
+                with suppress(asyncio.CancelledError):  # a further one changes nothing: the thread must end first
+                    await calls.until_done(job)
                 raise cancelled from job.exception()
+            job.result()
         finally:
             executor.shutdown(wait=False)
 
@@ -179,7 +165,7 @@ class _LoopRunner(Runner):
             self._current.cancel()  # not the future: then the thread would not wait for the coroutine
 
     def is_transient(self, error: BaseException) -> bool:
-        return isinstance(error, FencedError) or says_nothing_about_messages(self._pool.store, error)  # a pool uses another id
+        return isinstance(error, FencedError) or self._pool.store.passes(error)  # a pool uses another id
 
     async def _run(self, content: Content | None, finish: Finish) -> None:
         if self._is_cancelled:
@@ -203,7 +189,7 @@ class _LoopRunner(Runner):
             async with self._pool.transaction() as tx:
                 await unit(tx)
         except AfterCommitError as error:
-            log_failed_listener(error, opened(plain(tx)).after_commit_error)
+            log_failed_listener(error, opened(plain(tx)).store_transaction.after_commit_error)
 
 
 def _each(handle: Callable[[Any, AsyncTransaction[Any]], Awaitable[object]] | None) -> AsyncHandle:

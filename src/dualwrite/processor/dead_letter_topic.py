@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
+from dualwrite.errors import BrokerUnavailableError, DualWriteError, InDoubtTransactionError, ProducerFencedError
+from dualwrite.failpoints import hit
+from dualwrite.kafka.base import Message, TransactionalProducer
+from dualwrite.kafka.choose import choose_producer
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.librdkafka.committed_messages import committed_messages
+from dualwrite.kafka.messages import checked
+from dualwrite.observability import tracing
 from dualwrite.processor.dead_letters import MARK, REPLAYED_FOR, DeadLetter, letters_in, mark_headers, replayed_headers
-from dualwrite.processor.kafka_writer import KafkaWriter
 from dualwrite.settings import Settings
+from dualwrite.transactional_id import validate_transactional_id
 
-_LOT: Final = 100
+_LOT_SIZE: Final = 100
 """Letters that are replayed in one transaction."""
+
+_SUFFIX: Final = "#kafka"
+"""Keeps the id at Kafka apart from those of writers; a prefixed ACL covers it."""
 
 
 class DeadLetterTopic:
@@ -29,7 +40,9 @@ class DeadLetterTopic:
 
     def __init__(self, topic: str, kafka: str | Mapping[str, Any] | None = None, *, timeout: float = 30.0) -> None:
         self._topic = topic
-        self._config = KafkaConfig.over(kafka, Settings.from_environment().kafka)
+        environment = Settings.from_environment()
+        self._config = KafkaConfig.over(kafka, environment.kafka)
+        self._timeouts = environment.timeouts
         self._timeout = timeout
 
     def letters(self, group: str | None = None) -> list[DeadLetter]:
@@ -58,7 +71,7 @@ class DeadLetterTopic:
             The number of letters that this call has replayed: those that were there when it began.
 
         Raises:
-            FencedError: Another process replays the same letters.
+            ProducerFencedError: Another process replays the same letters.
             InDoubtTransactionError: Kafka did not answer a commit; the next call knows what was replayed.
             OpenTransactionsError: A transaction of another process on the dead-letter topic stays open.
             UnknownTopicError, BrokerUnavailableError: As for `letters`.
@@ -66,28 +79,61 @@ class DeadLetterTopic:
         """
         if all(each.is_replayed for each in self.letters(group)):
             return 0
-        with KafkaWriter(self._settings, transactional_id=f"{self._topic}.replay.{group}") as writer:
-            # opening it has ended the transaction of an earlier replay
-            waiting = [each for each in self._letters(group, is_settled=True) if not each.is_replayed]
-            for lot in (waiting[at : at + _LOT] for at in range(0, len(waiting), _LOT)):
-                with writer.transaction() as tx:
-                    for letter in lot:
-                        tx.send(
-                            to or letter.topic,
-                            letter.value,
-                            key=letter.key,
-                            headers=replayed_headers(letter),
-                            partition=letter.source_partition if to is None else None,
-                        )
-                    for partition, through in {letter.partition: letter.offset for letter in lot}.items():
-                        key = f"{REPLAYED_FOR} {group}"  # a compacted topic keeps the last mark
-                        tx.send(self._topic, MARK, key=key, headers=mark_headers(group, through), partition=partition)
-            return len(waiting)
+        count = 0
+        while True:
+            with self._registered(group) as producer:  # which has ended the transaction of an earlier replay
+                waiting = [each for each in self._letters(group, is_settled=True) if not each.is_replayed]
+                for lot in (waiting[at : at + _LOT_SIZE] for at in range(0, len(waiting), _LOT_SIZE)):
+                    self._send(producer, self._messages(group, lot, to))
+                    count += len(lot)
+                    if producer.must_be_replaced:
+                        break  # and whoever registers the id again looks again what there is to do
+                else:
+                    return count
 
     def _letters(self, group: str | None, *, is_settled: bool) -> list[DeadLetter]:
         found = committed_messages(self._config, self._topic, is_settled=is_settled, timeout=self._timeout)
         return letters_in(found, group)
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        return {**self._config.properties, "bootstrap.servers": self._config.servers}
+    @contextmanager
+    def _registered(self, group: str) -> Iterator[TransactionalProducer]:
+        """A producer with the id of the topic and the group; it has fenced earlier ones and aborted their transactions."""
+        name = validate_transactional_id(f"{self._topic}.replay.{group}", lanes=1)
+        settings = Settings(transactional_id=name, two_phase=False, timeouts=self._timeouts)
+        with closing(WireTransactionCoordinator(self._config, timeout=self._timeouts.kafka)) as coordinator:
+            make = choose_producer(self._config, coordinator, settings, share_connections=True).make
+            with closing(make(name + _SUFFIX)) as producer:
+                producer.init_transactions(timeout=self._timeouts.kafka)
+                yield producer
+
+    def _messages(self, group: str, lot: Sequence[DeadLetter], to: str | None) -> Iterator[Message]:
+        """What replays these letters: the letters themselves, and the marks that say so."""
+        for each in lot:
+            partition = each.source_partition if to is None else None
+            yield checked((to or each.topic, each.value, each.key, replayed_headers(each), partition, None))
+        for partition, through in {each.partition: each.offset for each in lot}.items():
+            key = f"{REPLAYED_FOR} {group}"  # a compacted topic keeps the last mark
+            yield checked((self._topic, MARK, key, mark_headers(group, through), partition, None))
+
+    def _send(self, producer: TransactionalProducer, messages: Iterable[Message]) -> None:
+        """Send messages in a transaction on Kafka alone."""
+        producer.begin_transaction()
+        try:
+            for message in messages:
+                producer.send_messages(tracing.traced([message]))
+            hit("after_send")
+            producer.prepare_transaction(timeout=self._timeouts.for_delivery)
+        except BaseException:
+            with suppress(DualWriteError):  # then the next replay does it
+                producer.abort_transaction(timeout=self._timeouts.kafka)
+            raise
+        try:
+            producer.commit_transaction(timeout=self._timeouts.kafka)
+        except (BrokerUnavailableError, ProducerFencedError) as error:  # a timeout fences, too: neither is an outcome
+            raise InDoubtTransactionError(
+                f"It is not known whether dead letters of {self._topic!r} were replayed.",
+                cause=f"{error}",
+                next_step="replay them again: the topic shows what was replayed",
+                state="",
+                database_committed=None,
+            ) from error

@@ -17,7 +17,7 @@ _MARK_OFFSET: Final = "dualwrite.replayed.through"
 _OURS: Final = tuple(
     f"dualwrite.{name}" for name in ("topic", "partition", "offset", "timestamp", "group", "attempts", "error", "error.message")
 )
-_LONGEST: Final = 1000
+_MAX_ERROR_LENGTH: Final = 1000
 
 Headers = list[tuple[str, Any]]
 
@@ -75,7 +75,7 @@ def dead_letter_headers(message: Any, error: BaseException, *, group_id: str, at
         group_id,
         attempts,
         type(error).__qualname__,
-        str(error)[:_LONGEST],
+        f"{error}"[:_MAX_ERROR_LENGTH],
     )
     return [
         *(pair for pair in message.headers() or () if pair[0] != REPLAYED_FOR),

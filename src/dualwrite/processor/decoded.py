@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypedDict, TypeVar
 
 from dualwrite.errors import MissingDependencyError
 from dualwrite.kafka.topic import K_co, Topic, V_co
+from dualwrite.processor.options import ProcessorOptions
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+M = TypeVar("M")
+X = TypeVar("X")
+R = TypeVar("R")
 
 _WITHOUT_TIME: Final = 0
 """confluent-kafka's TIMESTAMP_NOT_AVAILABLE."""
@@ -46,6 +51,14 @@ class Received(Protocol[V_co, K_co]):
 
     def __len__(self) -> int:
         """The size of the original value in bytes."""
+
+
+class Handlers(TypedDict, Generic[M, X, R], total=False):
+    """The arguments of a processor for messages of type M in transactions of type X; its handlers return R."""
+
+    handle: Callable[[M, X], R] | None
+    handle_batch: Callable[[list[M], X], R] | None
+    options: ProcessorOptions | None
 
 
 class DecodedMessage:

@@ -1,14 +1,18 @@
-"""The loop of a processor: poll a batch, process it in one transaction, continue; and what to do if that fails."""
+"""The loop of a processor: poll a batch, process it in one transaction, continue; what to do if that fails; whom it waits for.
+
+A read_committed consumer gets nothing that comes after the messages of an open transaction.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, Final
 
+from dualwrite.admin import TransactionAdmin
 from dualwrite.deadline import Deadline
 from dualwrite.errors import (
     BrokerAuthorizationError,
@@ -18,22 +22,20 @@ from dualwrite.errors import (
     StoreError,
     UnknownTopicError,
     UsageError,
+    shell_word,
 )
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import Batch, fields_of, name_of
-from dualwrite.kafka.topic import Topic
-from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers
 from dualwrite.observability.events import DeadLettered
-from dualwrite.observability.health import Asking, Part, ProcessorHealth, goes_on
+from dualwrite.observability.health import Asking, InThread, Part, ProcessorHealth, goes_on
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.outages import level_of
 from dualwrite.observability.readings import Reading, add_source, remove_source
-from dualwrite.outages import level_of
-from dualwrite.processor.attempts import Attempts, Runner, StoppedError, UnprocessableError, where
+from dualwrite.processor.attempts import Attempts, StoppedError, UnprocessableError, where
 from dualwrite.processor.dead_letters import dead_letter_headers
-from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.progress import Progress, how_to_reset
+from dualwrite.processor.progress import connection_settings, how_to_reset
 from dualwrite.settings import check_seconds
-from dualwrite.stopping import StopFlag
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position
 from dualwrite.stores.store_transaction import RunAloneError
@@ -41,42 +43,33 @@ from dualwrite.transaction import Transaction
 
 log = SubjectLogger(__name__)
 
-_TURN: Final = 1.0
+_POLL_SECONDS: Final = 1.0
 """The maximum wait for messages, in seconds; `stop` is noticed at its end."""
 
-_CHECK_INTERVAL: Final = 5.0
+_CHECK_SECONDS: Final = 5.0
 """Seconds after which the positions are read again."""
 
-_MAX_POLL_INTERVAL_MS: Final = 300_000
-"""librdkafka's default."""
+
+_PATIENCE_SECONDS: Final = 60.0
+"""For so long a processor waits at one offset, before it asks for whom."""
+
+_ADMIN_SECONDS: Final = 10.0
+
+_WaitingAt = tuple[str, int, int]
+"""A topic, a partition, and the offset at which its reading waits."""
 
 
 class ProcessingLoop:
-    """Processes the messages of topics, each once. `run` is for one thread; `stop` may be called from any.
+    """Processes the messages of topics, each once. `run` is for one thread; `stop` may be called from any."""
 
-    `settings` are the consumer's, `decoding` has the topics whose messages are deserialized, by name.
-    """
-
-    def __init__(
-        self,
-        group_id: str,
-        settings: Mapping[str, Any],
-        topics: Sequence[str],
-        decoding: Mapping[str, Topic[Any, Any]],
-        runner: Runner,
-        progress: Progress,
-        options: ProcessorOptions,
-    ) -> None:
-        self._group = group_id
-        self._settings = settings
+    def __init__(self, attempts: Attempts, topics: Sequence[str]) -> None:
+        self._attempts = attempts
         self._topics = topics
-        self._progress = progress
-        self._options = options
+        self._group, self._options, self._progress = attempts.group_id, attempts.options, attempts.progress
+        self._stopped = attempts.stopped
         self._asking = Asking()
         self._checked_at = time.monotonic()
-        self._stopped = StopFlag()
-        self._attempts = Attempts(group_id, settings, decoding, runner, progress, options, self._stopped)
-        self._reading = self._attempts.reading
+        self._blocked = _Blocked(attempts.group_id, connection_settings(attempts.settings))
         self._free = threading.Lock()  # locked from `begin` until `run` has ended
         self._consumer: GroupConsumer | None = None
         self._dead_in_a_row = 0
@@ -98,7 +91,7 @@ class ProcessingLoop:
         yield Reading("processor_partitions", len(owned), labels)
         yield Reading("processor_idle_seconds", time.monotonic() - self._attempts.active_at, labels)
         for key, (first, end) in consumer.watermarks().items():
-            position = self._reading.next.get(key)
+            position = self._attempts.next_offsets.get(key)
             if position is None:
                 continue
             polled, read_to = passed.get(key, (end, position))
@@ -111,27 +104,23 @@ class ProcessingLoop:
             elif processed_ms is not None:
                 yield Reading("processor_lag_seconds", max(time.time() - processed_ms / 1000, 0.0), of_partition)
 
-    def check(self, store: TxnStateStore | None, timeout: float) -> ProcessorHealth:
+    def check(self, store: TxnStateStore, timeout: float) -> ProcessorHealth:
         """See `DualProcessor.check`."""
         check_seconds("timeout", timeout, may_be_zero=True)
         limit, consumer = Deadline.after(timeout), self._consumer
-        asks: dict[str, Callable[[], object]] = {"kafka": partial(self._progress.ask_kafka, self._topics, timeout)}
-        if store is not None:
-            asks["database"] = store.check
+        asks: dict[str, Callable[[], object]] = {
+            "kafka": partial(self._progress.ask_kafka, self._topics, timeout),
+            "database": store.check_now,
+        }
         answers = self._asking.answers(asks, limit)
         owned = [] if consumer is None else sorted(f"{topic}-{number}" for topic, number in consumer.owned())
         return ProcessorHealth(
             Part(is_ok=consumer is not None, text="no" if consumer is None else "yes"),
-            answers.get("database", Part(is_ok=True, text="it has none")),
+            answers["database"],
             answers["kafka"],
-            Part(is_ok=True, text=", ".join(owned) or "none"),
-            goes_on(time.monotonic() - self._attempts.active_at, self._longest_pause),
+            Part(is_ok=True, text="; waits at ".join([", ".join(owned) or "none", *self._blocked.texts])),
+            goes_on(time.monotonic() - self._attempts.active_at, self._attempts.max_poll_seconds),
         )
-
-    @property
-    def _longest_pause(self) -> float:
-        """Seconds after which librdkafka takes a member that does not ask for messages out of the group."""
-        return float(self._settings.get("max.poll.interval.ms", _MAX_POLL_INTERVAL_MS)) / 1000
 
     def stop(self) -> None:
         """End `run` once the transaction in progress has ended."""
@@ -154,7 +143,7 @@ class ProcessingLoop:
         try:
             self._progress.prepare()
             add_source(self)
-            with closing(GroupConsumer(self._settings, self._topics, self._begin)) as consumer:
+            with closing(GroupConsumer(self._attempts.settings, self._topics, self._begin)) as consumer:
                 self._consumer = consumer
                 while not self._stopped.is_set():
                     self._turn(consumer)
@@ -176,23 +165,23 @@ class ProcessingLoop:
         self._attempts.active_at = time.monotonic()
         refused = consumer.refused
         if refused:  # retention has deleted their next messages, or their log was truncated
-            self._reading.seek(consumer, self._begin(list(refused), refused))
+            self._attempts.seek(consumer, self._begin(list(refused), refused))
         self._follow_moves(consumer)
-        batch = consumer.poll(self._reading.most, _TURN).from_offsets(
-            self._reading.next
-        )  # without messages that were processed already
+        found = consumer.poll(self._attempts.batch_limit, _POLL_SECONDS)
+        batch = found.from_offsets(self._attempts.next_offsets)  # without messages that were processed already
         if not batch.messages or self._process(consumer, batch):
             return
         for one in batch.one_by_one():  # without those that turned out to be processed already
-            kept = one.still_owned(consumer.owned()).from_offsets(self._reading.next)
+            kept = one.still_owned(consumer.owned()).from_offsets(self._attempts.next_offsets)
             if self._stopped.is_set() or (kept.messages and not self._process_one(consumer, kept)):
                 return
 
     def _follow_moves(self, consumer: GroupConsumer) -> None:
         """Notice that positions were reset in partitions without new messages; with new messages, moving the position fails."""
-        if time.monotonic() - self._checked_at < _CHECK_INTERVAL:
+        if time.monotonic() - self._checked_at < _CHECK_SECONDS:
             return
         self._checked_at = time.monotonic()
+        self._blocked.look(consumer)
         try:
             moved = self._progress.moved_by_others(consumer)
         except (StoreError, BrokerError) as error:
@@ -200,12 +189,12 @@ class ProcessingLoop:
             return
         if moved:
             log.warning("positions were moved: %s", moved, group_id=self._group)
-            self._reading.seek(consumer, moved)
+            self._attempts.seek(consumer, moved)
         self._advance_to_ends(consumer)
 
     def _advance_to_ends(self, consumer: GroupConsumer) -> None:
         """Move positions past the markers at the ends of partitions in which every polled message has been processed."""
-        ends = {key: end for key, (polled, end) in consumer.passed.items() if polled <= self._reading.next.get(key, 0)}
+        ends = {key: end for key, (polled, end) in consumer.passed.items() if polled <= self._attempts.next_offsets.get(key, 0)}
         try:
             self._progress.advance_to_ends(consumer, ends)
         except DualWriteError as error:  # the next batch moves them too, or raises the reason
@@ -236,11 +225,12 @@ class ProcessingLoop:
         (message,) = one.messages
         tried = 0 if first is None else 1
         reason = first
-        pause = self._options.pause
+        if first is not None:
+            self._log_failed(message, tried, first)
+        pauses = self._attempts.pauses()
         while tried < self._options.attempts:
             if tried:
-                consumer.wait(pause, self._stopped.is_set)
-                pause = min(2 * pause, self._options.longest_pause)
+                consumer.wait(next(pauses), self._stopped.is_set)
                 if self._stopped.is_set():
                     return False
                 if not one.still_owned(consumer.owned()).messages:
@@ -249,13 +239,17 @@ class ProcessingLoop:
                 self._attempts.run(consumer, one)
             except UnprocessableError as error:
                 tried, reason = tried + 1, error.reason
-                log.warning("%s failed (attempt %d): %s", name_of(message), tried, error, **self._fields(message))
+                self._log_failed(message, tried, reason)
             else:
                 self._dead_in_a_row = 0
                 return True
         assert reason is not None
         self._give_up(consumer, one, reason, tried)
         return True
+
+    def _log_failed(self, message: Any, attempt: int, reason: BaseException) -> None:
+        kind = type(reason).__qualname__
+        log.warning("%s failed (attempt %d): %s: %s", name_of(message), attempt, kind, reason, **self._fields(message))
 
     def _give_up(self, consumer: GroupConsumer, one: Batch, reason: BaseException, attempts: int) -> None:
         """Send the message to the dead-letter topic, and continue after it; or stop."""
@@ -323,7 +317,7 @@ class ProcessingLoop:
         """
         consumer = self._consumer
         assert consumer is not None
-        pause = self._options.pause
+        pauses = self._attempts.pauses()
         while True:
             self._attempts.active_at = time.monotonic()
             try:
@@ -332,10 +326,65 @@ class ProcessingLoop:
                 if not error.retriable:
                     raise
                 log.log(level_of(error), "the positions can't be read yet: %s", error, group_id=self._group)
-                self._stopped.wait(pause)
+                self._stopped.wait(next(pauses))
                 if self._stopped.is_set():
                     raise StoppedError from error
-                pause = min(2 * pause, self._options.longest_pause)
             else:
-                self._reading.next |= {key: max(offset, 0) for key, offset in found.items()}
+                self._attempts.note_next(found)
                 return found
+
+
+class _Blocked:
+    """Looks for partitions that end earlier for a read_committed consumer than for others, for long.
+
+    Args:
+        group_id: The group.
+        kafka: The settings for questions to the brokers.
+    """
+
+    def __init__(self, group_id: str, kafka: Mapping[str, Any]) -> None:
+        self._group = group_id
+        self._kafka = kafka
+        self._asking: InThread[None] = InThread("dualwrite waits")
+        self._since: dict[_WaitingAt, float] = {}
+        self._texts: dict[_WaitingAt, str] = {}
+
+    @property
+    def texts(self) -> list[str]:
+        """At which offsets it waits, and for whom; without those that have not lasted for long."""
+        return [text for place, text in list(self._texts.items()) if place in self._since]
+
+    def look(self, consumer: GroupConsumer) -> None:
+        """Look at what the consumer knows, without a request. Questions are asked in another thread."""
+        now, marks = time.monotonic(), consumer.watermarks()
+        places = [(*key, end) for key, end in consumer.ends.items() if key in marks and marks[key][1] > end]
+        self._since = {place: self._since.get(place, now) for place in places}
+        for place in self._texts.keys() - self._since.keys():
+            log.info("%s-%d goes on after offset %d", *place, **self._fields(place))
+            del self._texts[place]
+        late = [place for place, since in self._since.items() if now - since >= _PATIENCE_SECONDS and place not in self._texts]
+        if late:
+            self._asking.start(partial(self._log_holders, late))
+
+    def _log_holders(self, late: Iterable[_WaitingAt]) -> None:
+        for place in late:
+            whose = self._holder(*place[:2])
+            if whose is not None:
+                self._texts[place] = text = "{}-{} offset {} for {}".format(*place, whose)
+                log.warning("waits at %s: `dualwrite stuck --topic %s`", text, shell_word(place[0]), **self._fields(place))
+
+    def _holder(self, topic: str, partition: int) -> str | None:
+        """Whose transaction is the oldest open one of a partition; None if there is none."""
+        try:
+            with closing(TransactionAdmin(self._kafka, timeout=_ADMIN_SECONDS)) as admin:
+                opened = [each for found in admin.describe_producers(topic, [partition]) for each in found.opened]
+                if not opened:
+                    return None
+                producer = min(opened, key=lambda each: each.producer.transaction_start_offset or 0).producer
+                ids = [each.transactional_id for each in admin.list(producer_ids=[producer.producer_id])]
+        except DualWriteError as error:
+            return f"an open transaction (whose can't be looked up: {error.what})"
+        return f"the open transaction of {ids[0]!r}" if ids else f"an open transaction of producer {producer.producer_id}"
+
+    def _fields(self, place: _WaitingAt) -> dict[str, Any]:
+        return {"group_id": self._group, "topic": place[0], "partition": place[1], "offset": place[2]}

@@ -7,24 +7,86 @@ it either unchanged or moved.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from dualwrite.errors import BrokerUnavailableError, ConfigurationError, PositionMovedError, ProducerFencedError
 from dualwrite.kafka.base import GroupMetadata
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.inspect import TopicMetadata
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
-from dualwrite.kafka.librdkafka.group_offsets import Batch
-from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.progress import QUERY_TIMEOUT, Progress, place_of
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from dualwrite.transaction import Transaction, opened
 
+Stored = Mapping[Partition, Position]
+"""Positions as they were read, without partitions that have none."""
 
-class StoredProgress(Progress):
+Topics = Mapping[str, TopicMetadata]
+
+QUERY_TIMEOUT: Final = 5.0
+"""Seconds for one query about positions or offsets; `stop` is noticed at its end."""
+
+
+class PositionKeeping(ABC):
+    """Where the positions of a consumer group are kept: with the data in the database, or as the group's offsets at Kafka.
+
+    Attributes:
+        in_database: Whether positions are in the database; they then include the topic's id, unlike a group's offsets at Kafka.
+        gone_because: Why a position may be gone.
+        membership_errors: Errors of a transaction which say that the member may have lost its partitions.
+    """
+
+    in_database: bool
+    gone_because: str
+    membership_errors: tuple[type[Exception], ...] = ()
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Called when the processor starts, and before partitions are assigned.
+
+        Raises:
+            StoreError: The positions can't be stored.
+            ConfigurationError: The group has positions elsewhere, too.
+        """
+
+    @abstractmethod
+    def read(self, consumer: GroupConsumer, keys: Collection[Partition]) -> Stored:
+        """The positions of at least these partitions, as they are now, without partitions that have none.
+
+        Raises:
+            DualWriteError: They can't be read.
+        """
+
+    @abstractmethod
+    def keep_ends(self, consumer: GroupConsumer, partitions: Sequence[Partition], stored: Stored, topics: Topics) -> bool:
+        """If the group starts a topic at its end: store the ends of all its partitions as positions, before it is read.
+
+        Otherwise messages that arrive before the first transaction would be skipped if the consumer crashed, and a partition
+        without messages could not be distinguished from one that was added.
+
+        Returns:
+            Whether a position may have been stored now, by us or by another member.
+
+        Raises:
+            DualWriteError: The ends can't be stored, or another member is about to store them (retriable).
+        """
+
+    @abstractmethod
+    def move(self, consumer: GroupConsumer, moves: Sequence[Move], tx: Transaction[Any]) -> None:
+        """Move positions at the end of a transaction. This fails if a partition is no longer ours."""
+
+    def moved(self, consumer: GroupConsumer, after: Mapping[Partition, int]) -> None:  # noqa: B027  (Kafka's own need nothing)
+        """Called when positions have moved."""
+
+    @abstractmethod
+    def reset(self, consumer: GroupConsumer, moves: Sequence[Move]) -> None:
+        """Move positions outside of a transaction; raises as `move`."""
+
+
+class DatabaseKeeping(PositionKeeping):
     """The positions of a group in the writer's store.
 
     Raises:
@@ -32,30 +94,25 @@ class StoredProgress(Progress):
     """
 
     in_database = True
+    gone_because = "it was removed while the group was consuming (`dualwrite offsets forget --force`, or a restored database)"
 
-    def __init__(self, store: TxnStateStore, group_id: str, kafka: Mapping[str, Any], options: ProcessorOptions) -> None:
-        super().__init__(group_id, kafka, options)
+    def __init__(self, group_id: str, store: TxnStateStore) -> None:
         if store.positions is None:
             raise ConfigurationError(
                 f"The store {type(store).__name__} ({store.description}) does not support consumer positions.",
                 next_step="use a SQL database, RocksDB or ZooKeeper; or offsets='kafka'",
             )
+        self._group = group_id
         self._positions: Positions = store.positions
 
     def prepare(self) -> None:
         self._positions.prepare()
 
-    def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
-        del consumer, keys, timeout
+    def read(self, consumer: GroupConsumer, keys: Collection[Partition]) -> Stored:
+        del consumer, keys
         return self._positions.read(self._group)
 
-    def keep_ends(
-        self,
-        consumer: GroupConsumer,
-        partitions: Sequence[Partition],
-        stored: Mapping[Partition, Position],
-        topics: Mapping[str, TopicMetadata],
-    ) -> bool:
+    def keep_ends(self, consumer: GroupConsumer, partitions: Sequence[Partition], stored: Stored, topics: Topics) -> bool:
         """If several members start at once, one of them stores all ends; the others continue from there."""
         unread = {topic for topic, _ in partitions} - {topic for topic, _ in stored}
         keys = {(topic, number) for topic in unread for number in topics[topic].partitions}
@@ -68,65 +125,35 @@ class StoredProgress(Progress):
             self._positions.reset(self._group, moves)
         return True
 
-    def move(self, consumer: GroupConsumer, batch: Batch, tx: Transaction[Any]) -> None:
+    def move(self, consumer: GroupConsumer, moves: Sequence[Move], tx: Transaction[Any]) -> None:
         del consumer
-        opened(tx).move_positions(self._positions, self._group, self._moves(batch.after))
+        opened(tx).move_positions(self._positions, self._group, moves)
 
-    def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
-        self._moved(consumer, batch.after)
-
-    def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
-        self._positions.reset(self._group, self._moves(ends))
-        self._moved(consumer, ends)
-
-    def moved_by_others(self, consumer: GroupConsumer) -> Mapping[Partition, int]:
-        begun = super().moved_by_others(consumer)
-        found = self._positions.read(self._group)
-        moved: dict[Partition, int] = {}
-        for key in consumer.owned().keys() - begun.keys():
-            position = found.get(key)
-            self._check_not_forgotten(key, position)
-            if position is not None and place_of(position) != place_of(self._known.get(key)):
-                self._note(key, position)
-                moved[key] = position.offset
-        return {**begun, **moved}
-
-    def _moves(self, after: Mapping[Partition, int]) -> list[Move]:
-        return [Move(self._known.get(key), self._at(key, offset)) for key, offset in after.items()]
-
-    def _moved(self, consumer: GroupConsumer, after: Mapping[Partition, int]) -> None:
-        self._known |= {key: self._at(key, offset) for key, offset in after.items()}
+    def moved(self, consumer: GroupConsumer, after: Mapping[Partition, int]) -> None:
         consumer.show_progress(after)
 
-    def _at(self, key: Partition, offset: int) -> Position:
-        return Position(*key, offset, self._ids.get(key, ""))
+    def reset(self, consumer: GroupConsumer, moves: Sequence[Move]) -> None:
+        del consumer
+        self._positions.reset(self._group, moves)
 
 
-class GroupProgress(Progress):
+class KafkaKeeping(PositionKeeping):
     """The offsets of a group at Kafka. `on_new_topic` has no effect: Kafka deletes the offsets of a topic with the topic.
 
     Args:
         group_id: The group.
         topics: The topics.
-        kafka: The consumer's settings, for queries of the topics' ids.
-        options: The policies.
         stored: The positions in the writer's store, if it supports them: the group must not have any there.
     """
 
     in_database = False
+    gone_because = "the group's offset was deleted at Kafka, possibly because the topic was deleted"
+    membership_errors = (ProducerFencedError,)  # if it is the writer that was fenced, the next transaction reports it
 
-    def __init__(
-        self,
-        group_id: str,
-        topics: Collection[str],
-        kafka: Mapping[str, Any],
-        options: ProcessorOptions,
-        stored: Positions | None,
-    ) -> None:
-        super().__init__(group_id, kafka, options)
+    def __init__(self, group_id: str, topics: Collection[str], stored: Positions | None) -> None:
+        self._group = group_id
         self._topics = topics
         self._stored = stored
-        self._in_doubt = False
 
     def prepare(self) -> None:
         """If the group has positions in the database, its offsets at Kafka are only for monitoring tools."""
@@ -140,23 +167,10 @@ class GroupProgress(Progress):
                 f"`dualwrite offsets forget --group {self._group}`",
             )
 
-    def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
-        return _positions(consumer.offsets.committed(keys, timeout))
+    def read(self, consumer: GroupConsumer, keys: Collection[Partition]) -> Stored:
+        return {key: Position(*key, offset) for key, offset in consumer.offsets.committed(keys, QUERY_TIMEOUT).items()}
 
-    def begin(
-        self, consumer: GroupConsumer, partitions: Sequence[Partition], refused: Mapping[Partition, int] | None = None
-    ) -> Mapping[Partition, int]:
-        """A member that stores positions in the database may have joined in the meantime."""
-        self.prepare()
-        return super().begin(consumer, partitions, refused)
-
-    def keep_ends(
-        self,
-        consumer: GroupConsumer,
-        partitions: Sequence[Partition],
-        stored: Mapping[Partition, Position],
-        topics: Mapping[str, TopicMetadata],
-    ) -> bool:
+    def keep_ends(self, consumer: GroupConsumer, partitions: Sequence[Partition], stored: Stored, topics: Topics) -> bool:
         """The member that reads partition 0 commits all ends, in one request; the others wait for it.
 
         Kafka commits offsets unconditionally: a second member could move positions back that the first has already advanced.
@@ -177,42 +191,13 @@ class GroupProgress(Progress):
             changed = True
         return changed
 
-    def move(self, consumer: GroupConsumer, batch: Batch, tx: Transaction[Any]) -> None:
-        if self._in_doubt:
-            self._find_out(consumer, batch)
+    def move(self, consumer: GroupConsumer, moves: Sequence[Move], tx: Transaction[Any]) -> None:
         self._check_membership(consumer)
-        tx.send_offsets(consumer.member, batch.after)
+        tx.send_offsets(consumer.member, _offsets(moves))
 
-    def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
-        del consumer
-        self._in_doubt = False
-        self._known |= _positions(batch.after)
-
-    def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
+    def reset(self, consumer: GroupConsumer, moves: Sequence[Move]) -> None:
         """Only a member of the current generation can do this."""
-        consumer.offsets.commit(ends)
-        self._known |= _positions(ends)
-
-    def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
-        found = super().catch_up(consumer, batch)
-        self._in_doubt = False
-        return found
-
-    @property
-    def can_assign(self) -> bool:
-        """Until the writer has ended the transaction, the group's offsets can't be read."""
-        return not self._in_doubt
-
-    def left_in_doubt(self) -> None:
-        self._in_doubt = True
-
-    def has_lost_partitions(self, error: BaseException) -> bool:
-        """The generation has ended. If it is the writer that was fenced, the next transaction reports it."""
-        return isinstance(error, ProducerFencedError)
-
-    def forget(self) -> None:
-        super().forget()
-        self._in_doubt = False
+        consumer.offsets.commit(_offsets(moves))
 
     def _check_membership(self, consumer: GroupConsumer) -> None:
         """Check that the consumer is still a member: the coordinator accepts offsets without a membership from any client.
@@ -229,19 +214,6 @@ class GroupProgress(Progress):
                 name=ErrorCode.UNKNOWN_MEMBER_ID.name,
             )
 
-    def _find_out(self, consumer: GroupConsumer, batch: Batch) -> None:
-        """Find out the outcome of a transaction in doubt; called inside the next one, when the writer has ended it.
 
-        Only then can the group's offsets be read.
-
-        Raises:
-            PositionMovedError: The transaction in doubt has committed.
-            BrokerError: The offsets can't be read yet.
-        """
-        if self._changed(consumer, batch):
-            raise PositionMovedError(f"The offsets of the group {self._group!r} have moved.", group_id=self._group)
-        self._in_doubt = False
-
-
-def _positions(offsets: Mapping[Partition, int]) -> dict[Partition, Position]:
-    return {key: Position(*key, offset) for key, offset in offsets.items()}
+def _offsets(moves: Sequence[Move]) -> dict[Partition, int]:
+    return {move.key: move.after.offset for move in moves}

@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from dualwrite.deadline import check_may_block
-from dualwrite.errors import AfterCommitError, ConfigurationError, FencedError
+from dualwrite.errors import AfterCommitError, ConfigurationError, FencedError, UsageError
 from dualwrite.kafka.topic import K, ReadableTopic, Topic, V
 from dualwrite.observability import tracing
 from dualwrite.observability.health import CHECK_LIMIT, ProcessorHealth
 from dualwrite.pool.pool import WriterPool
-from dualwrite.processor.attempts import Content, Runner
-from dualwrite.processor.decoded import Received
-from dualwrite.processor.kafka_writer import KafkaWriter
+from dualwrite.process import stopped_by_sigterm
+from dualwrite.processor.attempts import Attempts, Content, Runner
+from dualwrite.processor.decoded import Handlers, Received
 from dualwrite.processor.loop import ProcessingLoop
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.processor.position_keeping import GroupProgress, StoredProgress
+from dualwrite.processor.position_keeping import DatabaseKeeping, KafkaKeeping, PositionKeeping
 from dualwrite.processor.progress import Finish, Progress
 from dualwrite.settings import Settings, WhenKafkaIsDown
-from dualwrite.stopping import stopped_by_sigterm
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Partition, Position, validate_group_id
 from dualwrite.transaction import H, Transaction, opened
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Handle = Callable[[list[Any], Transaction[Any]], object]
-
-M = TypeVar("M")
-_Handler = Callable[[M, Transaction[H]], None]
-"""A function for a message, or for a list of them."""
 
 
 class DualProcessor:
@@ -52,7 +47,7 @@ class DualProcessor:
     Use it in one thread; `stop` may be called from any thread. Several processors in a process may share a WriterPool.
 
     Args:
-        runner: An open DualWriter or WriterPool; or a KafkaWriter, to process without a database. It stays open.
+        runner: An open DualWriter or WriterPool; it stays open.
         consumer: Settings for confluent-kafka's Consumer, with `group.id`; what is missing comes from the environment.
         topics: Names of topics, or Topics, whose deserializers are applied to the messages' keys and values. A message that
             can't be deserialized is treated as if its handler had raised an exception.
@@ -64,47 +59,39 @@ class DualProcessor:
     Raises:
         ConfigurationError: An argument is missing or not allowed, or the store does not support consumer positions; or
             offsets="kafka" with a runner that has when_kafka_is_down="journal".
+        UsageError: The runner is no DualWriter and no WriterPool.
     """
 
     @overload
     def __init__(
         self,
-        runner: DualWriter[H] | WriterPool[H] | KafkaWriter,
+        runner: DualWriter[H] | WriterPool[H],
         consumer: Mapping[str, Any],
         topics: Sequence[ReadableTopic[V, K]],
-        *,
-        handle: _Handler[Received[V, K], H] | None = ...,
-        handle_batch: _Handler[list[Received[V, K]], H] | None = ...,
-        options: ProcessorOptions | None = ...,
+        **handlers: Unpack[Handlers[Received[V, K], Transaction[H], None]],
     ) -> None: ...
 
     @overload
     def __init__(
         self,
-        runner: DualWriter[H] | WriterPool[H] | KafkaWriter,
+        runner: DualWriter[H] | WriterPool[H],
         consumer: Mapping[str, Any],
         topics: Sequence[str],
-        *,
-        handle: _Handler[Message, H] | _Handler[Received[bytes, bytes], H] | None = ...,
-        handle_batch: _Handler[list[Message], H] | _Handler[list[Received[bytes, bytes]], H] | None = ...,
-        options: ProcessorOptions | None = ...,
+        **handlers: Unpack[Handlers[Message, Transaction[H], None]],
     ) -> None: ...
 
     @overload
     def __init__(
         self,
-        runner: DualWriter[H] | WriterPool[H] | KafkaWriter,
+        runner: DualWriter[H] | WriterPool[H],
         consumer: Mapping[str, Any],
         topics: Sequence[str | ReadableTopic[V, K]],
-        *,
-        handle: _Handler[Received[V | bytes, K | bytes], H] | None = ...,
-        handle_batch: _Handler[list[Received[V | bytes, K | bytes]], H] | None = ...,
-        options: ProcessorOptions | None = ...,
+        **handlers: Unpack[Handlers[Received[V | bytes, K | bytes], Transaction[H], None]],
     ) -> None: ...
 
     def __init__(
         self,
-        runner: DualWriter[Any] | WriterPool[Any] | KafkaWriter,
+        runner: DualWriter[Any] | WriterPool[Any],
         consumer: Mapping[str, Any],
         topics: Sequence[Any],
         *,
@@ -114,12 +101,17 @@ class DualProcessor:
     ) -> None:
         check_handlers(handle, handle_batch)
         options = options or ProcessorOptions()
-        if not isinstance(runner, KafkaWriter):
-            by = runner.options if isinstance(runner, WriterPool) else runner
-            check_journal(by.when_kafka_is_down, options)
+        if not isinstance(runner, DualWriter | WriterPool):
+            raise UsageError(
+                f"A DualProcessor needs a DualWriter or a WriterPool, not {type(runner).__name__}.",
+                next_step="for coroutines use AsyncDualProcessor; to write to topics only, without a database, use "
+                "confluent-kafka: Producer.send_offsets_to_transaction commits the positions with the messages",
+            )
+        by = runner.options if isinstance(runner, WriterPool) else runner
+        check_journal(by.when_kafka_is_down, options)
+        self._store = runner.store
         runs = ThreadRunner(runner, handle_batch or each_of(handle), alone=options.offsets == "kafka")
-        self._store = runs.store
-        self._loop = make_loop(runs, runs.store, consumer, topics, options)
+        self._loop = make_loop(runs, runner.store, consumer, topics, options)
 
     @property
     def positions(self) -> Mapping[Partition, Position]:
@@ -189,7 +181,7 @@ def check_journal(when_kafka_is_down: WhenKafkaIsDown, options: ProcessorOptions
 
 def make_loop(
     runs: Runner,
-    store: TxnStateStore | None,
+    store: TxnStateStore,
     consumer: Mapping[str, Any],
     topics: Sequence[str | Topic[Any, Any]],
     options: ProcessorOptions,
@@ -212,17 +204,11 @@ def make_loop(
         )
     decoding = {topic.name: topic for topic in topics if isinstance(topic, Topic) and topic.deserializes}
     group = validate_group_id(str(consumer.get("group.id", "")))
-    progress: Progress
-    if options.offsets == "kafka":
-        progress = GroupProgress(group, names, settings, options, None if store is None else store.positions)
-    elif store is None:
-        raise ConfigurationError(
-            "A processor on a KafkaWriter has no database for its positions.",
-            next_step="set ProcessorOptions(offsets='kafka')",
-        )
-    else:
-        progress = StoredProgress(store, group, settings, options)
-    return ProcessingLoop(group, settings, names, decoding, runs, progress, options)
+    keeping: PositionKeeping
+    at_kafka = options.offsets == "kafka"
+    keeping = KafkaKeeping(group, names, store.positions) if at_kafka else DatabaseKeeping(group, store)
+    progress = Progress(group, settings, keeping, options)
+    return ProcessingLoop(Attempts(group, settings, decoding, runs, progress, options), names)
 
 
 class ThreadRunner(Runner):
@@ -234,11 +220,10 @@ class ThreadRunner(Runner):
         alone: Don't run in a unit that shares its commit, because `finish` does something that a unit may not do.
     """
 
-    def __init__(self, runner: DualWriter[Any] | WriterPool[Any] | KafkaWriter, handle: Handle, *, alone: bool) -> None:
+    def __init__(self, runner: DualWriter[Any] | WriterPool[Any], handle: Handle, *, alone: bool) -> None:
         self._runner = runner
         self._handle = handle
         self._alone = alone
-        self.store = None if isinstance(runner, KafkaWriter) else runner.store
 
     def run(self, content: Content | None, finish: Finish) -> None:
         def work(tx: Transaction[Any]) -> None:
@@ -254,20 +239,15 @@ class ThreadRunner(Runner):
         block: AbstractContextManager[Transaction[Any]] = self._runner.transaction()
         try:
             with block as tx:
-                opened(tx).watch(shares=False)
+                opened(tx).store_transaction.watch(shares=False)
                 work(tx)
         except AfterCommitError as error:
-            log_failed_listener(error, opened(tx).after_commit_error)
+            log_failed_listener(error, opened(tx).store_transaction.after_commit_error)
 
     def is_transient(self, error: BaseException) -> bool:
         if isinstance(error, FencedError):
             return isinstance(self._runner, WriterPool)  # a pool uses another id
-        return self.store is not None and says_nothing_about_messages(self.store, error)
-
-
-def says_nothing_about_messages(store: TxnStateStore, error: BaseException) -> bool:
-    """Whether an error of the store's driver is a conflict or an outage."""
-    return store.is_conflict(error) or store.is_outage(error)
+        return self._runner.store.passes(error)
 
 
 def log_failed_listener(error: AfterCommitError, own: Exception | None) -> None:

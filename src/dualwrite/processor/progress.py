@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from dualwrite.errors import (
     BrokerUnavailableError,
     LogTruncatedError,
     MessagesDeletedError,
     PositionForgottenError,
+    PositionMovedError,
     TopicReplacedError,
 )
 from dualwrite.kafka.inspect import TopicMetadata, topic_ids, topic_metadata
 from dualwrite.kafka.librdkafka.consumer import BEGINNING, GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import Batch
-from dualwrite.logs import SubjectLogger
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.processor.options import ProcessorOptions
-from dualwrite.stores.positions import Partition, Position
+from dualwrite.processor.position_keeping import QUERY_TIMEOUT, PositionKeeping
+from dualwrite.stores.positions import Move, Partition, Position
 from dualwrite.transaction import Transaction
 
 log = SubjectLogger(__name__)
@@ -27,15 +28,9 @@ log = SubjectLogger(__name__)
 Finish = Callable[[Transaction[Any]], None]
 """The end of a transaction's work: sends a dead letter, if any, and moves the positions. Called in the transaction's thread."""
 
-_READING: Final = 10.0
-"""Seconds for one attempt to read positions while a transaction waits for them."""
-
-QUERY_TIMEOUT: Final = 5.0
-"""Seconds for one query between two transactions, and when partitions are assigned; `stop` is noticed at its end."""
-
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PartitionState:
     """What is known about a partition when it is assigned.
 
     Args:
@@ -53,7 +48,7 @@ class Seen:
     is_truncated: bool = False
 
 
-def begin_of(partition: Partition, stored: Position | None, seen: Seen, options: ProcessorOptions) -> int:
+def begin_of(partition: Partition, stored: Position | None, seen: PartitionState, options: ProcessorOptions) -> int:
     """The offset to start at, or BEGINNING: by the stored position, the partition as it is now, and the policies.
 
     Raises:
@@ -122,50 +117,29 @@ def how_to_reset(options: ProcessorOptions) -> str:
     return "`dualwrite offsets reset`"
 
 
-class Progress(ABC):
+class Progress:
     """The positions of one consumer group, as one of its members knows them. For one thread.
 
     Args:
         group_id: The group.
         kafka: The consumer's settings, for queries of the topics' ids.
+        keeping: Where the positions are.
         options: The policies.
     """
 
-    def __init__(self, group_id: str, kafka: Mapping[str, Any], options: ProcessorOptions) -> None:
+    def __init__(self, group_id: str, kafka: Mapping[str, Any], keeping: PositionKeeping, options: ProcessorOptions) -> None:
         self._group = group_id
-        self._kafka = _connection(kafka)
+        self._kafka = connection_settings(kafka)
+        self._keeping = keeping
         self._options = options
         self._known: dict[Partition, Position] = {}
         self._ids: dict[Partition, str] = {}  # the topic's id when the partition was assigned
         self._compared: dict[Partition, int | None] = {}  # the position at which the id was last seen unchanged
+        self._in_doubt = False
 
-    in_database: bool
-    """Whether positions are in the database; they then include the topic's id, unlike a group's offsets at Kafka."""
-
-    @abstractmethod
     def prepare(self) -> None:
-        """Called before partitions are assigned.
-
-        Raises:
-            StoreError: The positions can't be stored.
-            ConfigurationError: The group has positions elsewhere, too.
-        """
-
-    @abstractmethod
-    def read(self, consumer: GroupConsumer, keys: Collection[Partition], timeout: float) -> Mapping[Partition, Position]:
-        """The positions of at least these partitions, as they are now, without partitions that have none.
-
-        Raises:
-            DualWriteError: They can't be read.
-        """
-
-    @abstractmethod
-    def move(self, consumer: GroupConsumer, batch: Batch, tx: Transaction[Any]) -> None:
-        """Move the positions past a batch, at the end of its transaction. This fails if the batch is no longer ours."""
-
-    @abstractmethod
-    def moved(self, consumer: GroupConsumer, batch: Batch) -> None:
-        """Called when the transaction has committed."""
+        """See PositionKeeping."""
+        self._keeping.prepare()
 
     def known(self) -> Mapping[Partition, Position]:
         """The positions, as far as they are known."""
@@ -182,7 +156,8 @@ class Progress(ABC):
             DualWriteError: The offsets can't be determined now (retriable), or a policy says to stop.
         """
         refused = refused or {}
-        stored = self.read(consumer, partitions, QUERY_TIMEOUT)
+        self._keeping.prepare()  # a member that keeps positions elsewhere may have joined in the meantime
+        stored = self._keeping.read(consumer, partitions)
         topics = self._topics_of(partitions)
         ids = {key: topics[key[0]].id for key in partitions}
         for key in partitions:
@@ -190,8 +165,8 @@ class Progress(ABC):
             if position is None or position.topic_id != ids[key]:
                 self._check_replaced(key, ids[key])
             self._check_not_forgotten(key, position)
-        if self._options.start == "latest" and self.keep_ends(consumer, partitions, stored, topics):
-            stored = self.read(consumer, partitions, QUERY_TIMEOUT)
+        if self._options.start == "latest" and self._keeping.keep_ends(consumer, partitions, stored, topics):
+            stored = self._keeping.read(consumer, partitions)
         seen = self._seen(consumer, partitions, stored, ids, refused)
         found: dict[Partition, int] = {}
         for key in partitions:
@@ -204,25 +179,17 @@ class Progress(ABC):
         refused_first = [key for key in refused if found.get(key) == BEGINNING]  # a seek needs their offsets
         return found | consumer.offsets.first_offsets(refused_first, QUERY_TIMEOUT)
 
-    @abstractmethod
-    def keep_ends(
-        self,
-        consumer: GroupConsumer,
-        partitions: Sequence[Partition],
-        stored: Mapping[Partition, Position],
-        topics: Mapping[str, TopicMetadata],
-    ) -> bool:
-        """If the group starts a topic at its end: store the ends of all its partitions as positions, before it is read.
+    def move(self, consumer: GroupConsumer, batch: Batch, tx: Transaction[Any]) -> None:
+        """Move the positions past a batch, at the end of its transaction. This fails if the batch is no longer ours."""
+        if self._in_doubt:
+            self._find_out(consumer, batch)
+        self._keeping.move(consumer, self._moves(batch.after), tx)
 
-        Otherwise messages that arrive before the first transaction would be skipped if the consumer crashed, and a partition
-        without messages could not be distinguished from one that was added.
-
-        Returns:
-            Whether a position may have been stored now, by us or by another member.
-
-        Raises:
-            DualWriteError: The ends can't be stored, or another member is about to store them (retriable).
-        """
+    def moved(self, consumer: GroupConsumer, after: Mapping[Partition, int]) -> None:
+        """Called when the transaction has committed."""
+        self._in_doubt = False
+        self._known |= {key: self._at(key, offset) for key, offset in after.items()}
+        self._keeping.moved(consumer, after)
 
     def advance_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
         """Move the positions of partitions that were read to their ends past the markers and aborted messages there.
@@ -234,11 +201,8 @@ class Progress(ABC):
         """
         moved = {key: end for key, end in ends.items() if end > (self._offset(key) or 0)}
         if moved and self.can_assign:
-            self.move_to_ends(consumer, moved)
-
-    @abstractmethod
-    def move_to_ends(self, consumer: GroupConsumer, ends: Mapping[Partition, int]) -> None:
-        """Move these positions, outside of a transaction; see `advance_to_ends`."""
+            self._keeping.reset(consumer, self._moves(moved))
+            self.moved(consumer, moved)
 
     def catch_up(self, consumer: GroupConsumer, batch: Batch) -> tuple[Batch, Mapping[Partition, int]]:
         """After PositionMovedError: the rest of a batch, and the new offsets of the partitions whose positions have moved.
@@ -246,19 +210,21 @@ class Progress(ABC):
         The rest does not include messages that an earlier attempt of our own has committed.
         """
         moved: dict[Partition, int] = {}
-        for key, position in self._changed(consumer, batch).items():
+        for key, position in self._changed(consumer, batch.after.keys()).items():
             self._check_not_forgotten(key, position)
             self._note(key, position)
             moved[key] = BEGINNING if position is None else position.offset
+        self._in_doubt = False
         return batch.only(batch.after.keys() - moved.keys()), moved
 
     @property
     def can_assign(self) -> bool:
-        """Whether partitions can be assigned now: not while their positions depend on an open transaction of this member."""
-        return True
+        """Whether partitions can be assigned now: a group's offsets can't be read before a transaction in doubt has ended."""
+        return not self._in_doubt
 
-    def left_in_doubt(self) -> None:  # noqa: B027  (compare-and-set needs no such note)
-        """Note that it is unknown whether the last transaction committed: the next one must find out."""
+    def left_in_doubt(self) -> None:
+        """Note that it is unknown whether the last transaction committed; positions in the database show it by themselves."""
+        self._in_doubt = not self._keeping.in_database
 
     def moved_by_others(self, consumer: GroupConsumer) -> Mapping[Partition, int]:
         """Where to continue in partitions whose position another process has moved; called between two transactions.
@@ -279,7 +245,14 @@ class Progress(ABC):
                 replaced.append(key)
             else:
                 self._compared[key] = self._offset(key)
-        return self.begin(consumer, replaced) if replaced else {}
+        moved = dict(self.begin(consumer, replaced)) if replaced else {}
+        if self._keeping.in_database:  # Kafka moves no offsets of a group that has members
+            for key, position in self._changed(consumer, owned - moved.keys()).items():
+                self._check_not_forgotten(key, position)
+                if position is not None:
+                    self._note(key, position)
+                    moved[key] = position.offset
+        return moved
 
     def ask_kafka(self, topics: Sequence[str], timeout: float) -> None:
         """Ask a broker about the topics, with a connection of its own, in any thread.
@@ -291,19 +264,31 @@ class Progress(ABC):
 
     def has_lost_partitions(self, error: BaseException) -> bool:
         """Whether the error means that the member may have lost its partitions."""
-        del error
-        return False
+        return isinstance(error, self._keeping.membership_errors)
 
     def forget(self) -> None:
         """Forget everything, because the processor has stopped."""
         self._known.clear()
         self._ids.clear()
         self._compared.clear()
+        self._in_doubt = False
 
-    def _changed(self, consumer: GroupConsumer, batch: Batch) -> dict[Partition, Position | None]:
-        """The positions of a batch's partitions that have changed since the batch was read."""
-        keys = batch.after.keys()
-        found = self.read(consumer, keys, _READING)
+    def _find_out(self, consumer: GroupConsumer, batch: Batch) -> None:
+        """Find out the outcome of a transaction in doubt; called inside the next one, when the writer has ended it.
+
+        Only then can the group's offsets be read.
+
+        Raises:
+            PositionMovedError: The transaction in doubt has committed.
+            BrokerError: The offsets can't be read yet.
+        """
+        if self._changed(consumer, batch.after.keys()):
+            raise PositionMovedError(f"The offsets of the group {self._group!r} have moved.", group_id=self._group)
+        self._in_doubt = False
+
+    def _changed(self, consumer: GroupConsumer, keys: Collection[Partition]) -> dict[Partition, Position | None]:
+        """The positions of partitions that have changed since they were read."""
+        found = self._keeping.read(consumer, keys)
         return {key: found.get(key) for key in keys if place_of(found.get(key)) != place_of(self._known.get(key))}
 
     def _offset(self, key: Partition) -> int | None:
@@ -320,10 +305,7 @@ class Progress(ABC):
         if found is None and known is not None:
             raise PositionForgottenError(
                 f"The position of group {self._group!r} on {key[0]}-{key[1]} is gone; it was {known.offset}.",
-                cause="it was removed while the group was consuming (`dualwrite offsets forget --force`, or a restored "
-                "database)"
-                if self.in_database
-                else "the group's offset was deleted at Kafka, possibly because the topic was deleted",
+                cause=self._keeping.gone_because,
                 next_step="stop the other processors of the group too, and check where it will start when it is started again: "
                 f"{how_to_reset(self._options)} moves it",
                 topic=key[0],
@@ -340,7 +322,9 @@ class Progress(ABC):
         before = self._ids.get(key, "")
         if not (before and now and before != now):
             return
-        is_certain = self.in_database and self._options.on_new_topic == "begin" and self._compared.get(key) == self._offset(key)
+        is_certain = (
+            self._keeping.in_database and self._options.on_new_topic == "begin" and self._compared.get(key) == self._offset(key)
+        )
         if not is_certain:
             raise TopicReplacedError(
                 f"The topic {key[0]!r} was deleted and created again while it was read: the position {self._offset(key)} of "
@@ -349,7 +333,7 @@ class Progress(ABC):
                 f"{self._compared.get(key)}, where the topic was last compared",
                 next_step="check which messages of the new topic took effect, and choose where to start in it: "
                 + how_to_reset(self._options)
-                + (" or on_new_topic='begin'" if self.in_database else ""),
+                + (" or on_new_topic='begin'" if self._keeping.in_database else ""),
                 topic=key[0],
             )
 
@@ -372,10 +356,10 @@ class Progress(ABC):
         stored: Mapping[Partition, Position],
         ids: Mapping[Partition, str],
         refused: Mapping[Partition, int],
-    ) -> dict[Partition, Seen]:
+    ) -> dict[Partition, PartitionState]:
         """The partitions as they are now, to check the positions against."""
         missing = [key for key in partitions if key not in stored]
-        committed = consumer.offsets.committed(missing, QUERY_TIMEOUT) if missing and self.in_database else {}
+        committed = consumer.offsets.committed(missing, QUERY_TIMEOUT) if missing else {}
         begun = {key: stored[key].offset if key in stored else committed.get(key) for key in partitions}
         first = consumer.offsets.first_offsets([key for key, offset in begun.items() if offset is not None], QUERY_TIMEOUT)
         truncated = consumer.truncated & refused.keys()  # whose offset is not the position's if markers were passed meanwhile
@@ -383,11 +367,11 @@ class Progress(ABC):
             [key for key, place in refused.items() if key in truncated or begun.get(key) == place], QUERY_TIMEOUT
         )
         return {
-            key: Seen(ids[key], first.get(key), committed.get(key), ends.get(key), is_truncated=key in truncated)
+            key: PartitionState(ids[key], first.get(key), committed.get(key), ends.get(key), is_truncated=key in truncated)
             for key in partitions
         }
 
-    def _warn_of_gap(self, key: Partition, position: int | None, seen: Seen, begin: int) -> None:
+    def _warn_of_gap(self, key: Partition, position: int | None, seen: PartitionState, begin: int) -> None:
         fields: dict[str, Any] = {"group_id": self._group, "topic": key[0], "partition": key[1]}
         where = "its first message" if begin == BEGINNING else begin
         if seen.is_truncated:
@@ -395,6 +379,12 @@ class Progress(ABC):
         if position is not None and begin != position:
             message = "%s-%d continues at %s instead of its position %d; messages in between are not processed"
             log.warning(message, *key, where, position, offset=position, **fields)
+
+    def _moves(self, after: Mapping[Partition, int]) -> list[Move]:
+        return [Move(self._known.get(key), self._at(key, offset)) for key, offset in after.items()]
+
+    def _at(self, key: Partition, offset: int) -> Position:
+        return Position(*key, offset, self._ids.get(key, "") if self._keeping.in_database else "")
 
     def _note(self, key: Partition, position: Position | None) -> None:
         if position is None:
@@ -408,6 +398,6 @@ def place_of(position: Position | None) -> tuple[int, str] | None:
     return None if position is None else (position.offset, position.topic_id)
 
 
-def _connection(settings: Mapping[str, Any]) -> dict[str, Any]:
+def connection_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without those of a consumer."""
     return {name: value for name, value in settings.items() if not name.startswith(("group.", "partition.assignment", "auto."))}

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import atexit
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from dualwrite.logs import SubjectLogger, if_unexpected
+from dualwrite import process
+from dualwrite.observability.logs import SubjectLogger, if_unexpected
 
 log = SubjectLogger(__name__)
 
@@ -145,5 +145,4 @@ IDLE: Final = IdleThread()
 """The process's thread."""
 
 atexit.register(IDLE.stop)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=IDLE.forget_all)
+process.call_in_child(IDLE.forget_all)

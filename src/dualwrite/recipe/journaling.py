@@ -11,19 +11,29 @@ import json
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol
 
 from dualwrite.errors import DualWriteError, JournalFullError, JournalSwitchedError, StoreError, UsageError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import GroupMetadata, Headers, Message
-from dualwrite.kafka.messages import checked_message, checked_messages
-from dualwrite.logs import SubjectLogger
+from dualwrite.kafka.base import GivenMessage, GroupMetadata, Message, TransactionalProducer
+from dualwrite.kafka.messages import checked
 from dualwrite.observability import observers
 from dualwrite.observability.events import JournalClosed, JournalOpened
-from dualwrite.outages import is_no_answer
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.outages import is_no_answer
+from dualwrite.observability.readings import Reading
+from dualwrite.recipe.ownership import Ownership
+from dualwrite.recipe.phases import Change, Way
+from dualwrite.recipe.remembered import RecordedTransaction
+from dualwrite.recipe.republish import LostMessages
+from dualwrite.recipe.routes import Aborted, Choice, KafkaRoute, Route
+from dualwrite.recovery.report import GenerationOutcome
+from dualwrite.settings import SWITCH_AFTER, Acknowledge
 from dualwrite.state import ConsumedOffset, Delivery, PreparedTxnState
-from dualwrite.stores.journal import JournalEntry, JournalLimits, JournalStore, is_open
+from dualwrite.stores.base import Claim, StoreTransaction
+from dualwrite.stores.journal import JournaledTransaction, JournalEntry, JournalLimits, JournalStore, is_open
+from dualwrite.transactional_id import TransactionalId
 
 log = SubjectLogger(__name__)
 
@@ -118,7 +128,7 @@ class Journal:
         switched = JournalSwitchedError(
             "Kafka does not answer. Both sides are rolled back, and messages go into the journal from now on.",
             transactional_id=transactional_id,
-            cause=str(error),
+            cause=f"{error}",
             next_step="run the whole transaction again",
             epoch=None,
         )
@@ -149,8 +159,117 @@ class Journal:
         )
 
 
+class KafkaOrJournal(KafkaRoute, Choice):
+    """Of a lane with a journal: to Kafka, or into the journal while its gate is open, which each transaction reads.
+
+    Args:
+        ownership: As for KafkaRoute.
+        lost: As for KafkaRoute.
+        acknowledge: As for KafkaRoute.
+        journal: The journal.
+    """
+
+    def __init__(self, ownership: Ownership, lost: LostMessages | None, acknowledge: Acknowledge, journal: Journal) -> None:
+        super().__init__(ownership, lost, acknowledge)
+        self._journal = journal
+        self._logical_id = TransactionalId.of_row(ownership.transactional_id).logical
+        self._into_journal = JournalRoute(journal, self._logical_id)
+        self.choice = self
+
+    # While a transaction may also go into the journal, it waits less for Kafka.
+
+    def confirm(self, *, timeout: float) -> None:
+        super().confirm(timeout=min(COMMIT_LIMIT, timeout))
+
+    def leave(self) -> None:
+        self.producer.abort_transaction(timeout=SWITCH_AFTER)
+
+    def abort(self) -> Aborted:
+        return Aborted.UNREACHABLE if self.is_down else super().abort()
+
+    def resolve(self) -> tuple[GenerationOutcome, ...]:
+        with self._parties.limited(COMMIT_LIMIT):
+            return super().resolve()
+
+    def renew(self) -> None:
+        with self._parties.limited(RENEWAL_LIMIT):
+            super().renew()
+
+    @property
+    def is_down(self) -> bool:
+        return self._journal.is_lost
+
+    def begin(self, claim: Claim, *, at_once: bool) -> StoreTransaction:
+        return self._journal.store.begin(claim, self._journal.prefix, at_once=at_once)
+
+    @property
+    def first_way(self) -> Way:
+        return Way.JOURNAL if self._journal.is_open else Way.KAFKA
+
+    def way_of(self, transaction: StoreTransaction, way: Way) -> Way:
+        assert isinstance(transaction, JournaledTransaction)
+        epoch = transaction.epoch
+        self._journal.note(epoch)
+        if is_open(epoch):
+            return Way.JOURNAL if way is Way.KAFKA else way
+        if way is Way.DETOUR or (way is Way.JOURNAL and self._ownership.producer_must_be_replaced):
+            raise self._journal.closed(self._logical_id)
+        return Way.KAFKA
+
+    def route(self, way: Way) -> Route:
+        return self if way is Way.KAFKA else self._into_journal
+
+    def judged(self, error: BaseException) -> BaseException:
+        return self._journal.judged(error, self._logical_id)
+
+
+class JournalRoute(Route):
+    """Into the journal, in the transaction of the database: with its commit, the messages are committed as well."""
+
+    outcome = "journaled"
+    committed = "committed, with its messages in the journal"
+
+    def __init__(self, journal: Journal, logical_id: str) -> None:
+        self._journal = journal
+        self._id = logical_id
+        self._buffer = JournalBuffer(logical_id)
+
+    @property
+    def producer(self) -> TransactionalProducer:
+        return self._buffer
+
+    def record(self, transaction: StoreTransaction, decided: RecordedTransaction) -> None:
+        assert isinstance(transaction, JournaledTransaction)
+        if self._buffer.entries:
+            self._journal.check_room(self._id)
+        transaction.write_journal(self._buffer.entries, decided.number)
+        hit("journal_after_entries")
+
+    def commit(self, state: PreparedTxnState | None) -> Change:
+        del state
+        return Change.KAFKA_COMMITTED
+
+    def leave(self) -> None:
+        """Nothing to do."""
+
+    def abort(self) -> Aborted:
+        return Aborted.CLEAN
+
+    def resolve(self) -> tuple[GenerationOutcome, ...]:
+        return ()  # the outcome is the database's
+
+    def resume(self) -> Change:
+        return Change.CLAIMED
+
+
 class Keeper(Protocol):
-    """Looks after a journal, in a thread of its own: `pool.journal_keeper.JournalKeeper`."""
+    """Looks after a journal, in a thread of its own: `relay.journal_keeper.JournalKeeper`."""
+
+    journal: Journal
+
+    def readings(self) -> Iterator[Reading]:
+        """Whether the journal is open, and what it contains."""
+        ...
 
     def start(self) -> None:
         """Begin."""
@@ -176,35 +295,9 @@ class JournalBuffer:
         self.entries: list[JournalEntry] = []
         self._id = transactional_id
 
-    def send(
-        self,
-        topic: str,
-        value: bytes | str | None,
-        *,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        """Check the message and keep it. Whether the topic exists is not known while Kafka is down."""
-        message = checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp)
-        self.entries.append(entry_of(message))
-
-    def send_many(
-        self,
-        topic: str,
-        values: Iterable[bytes | str | None],
-        *,
-        keys: Iterable[bytes | str | None] | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        """As `send`, for many."""
-        self.send_messages(checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
-
-    def send_messages(self, messages: Iterable[Message]) -> None:
-        """Keep messages that were checked."""
-        self.entries += map(entry_of, messages)
+    def send_messages(self, messages: Iterable[GivenMessage]) -> None:
+        """Check messages and keep them. Whether a topic exists is not known while Kafka is down."""
+        self.entries += map(entry_of, map(checked, messages))
 
     def send_offsets_to_transaction(self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
         """Not possible: a consumer's positions are Kafka's."""
@@ -221,7 +314,8 @@ class JournalBuffer:
         return None
 
     def begin_transaction(self) -> None:
-        """Nothing to do."""
+        """Forget the messages of the transaction before."""
+        self.entries = []
 
     def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
         """None: nothing was sent."""
@@ -250,23 +344,17 @@ def entry_of(message: Message) -> JournalEntry:
     """A message as it is stored; without a timestamp it gets the current time."""
     topic, value, key, headers, partition, timestamp = message
     sent_at_ms = time.time_ns() // 1_000_000 if timestamp is None else timestamp
-    return JournalEntry(topic, key, value, _headers_text(headers), partition, sent_at_ms)
+    return JournalEntry(topic, key, value, _headers_text(headers), partition, sent_at_ms, timestamp is not None)
 
 
-def message_of(entry: JournalEntry) -> Message:
-    """The message of an entry.
+def message_of(entry: JournalEntry, *, at_present: bool = False) -> Message:
+    """The message of an entry. `at_present`: unless it has its own time, it gets that at which it is sent.
 
     Raises:
         InvalidMessageError: Somebody has changed it.
     """
-    return checked_message(
-        entry.topic,
-        entry.value,
-        key=entry.key,
-        headers=_headers(entry.headers),
-        partition=entry.partition,
-        timestamp=entry.sent_at_ms,
-    )
+    timestamp = None if at_present and not entry.has_own_time else entry.sent_at_ms
+    return checked((entry.topic, entry.value, entry.key, _headers(entry.headers), entry.partition, timestamp))
 
 
 def _headers_text(headers: list[tuple[str, bytes | None]] | None) -> str | None:

@@ -1,87 +1,103 @@
-"""All lanes of one writer: opening them, rotating over them, closing them (docs/how-it-works/recovery.md, "Lanes")."""
+"""All lanes of one writer: acquiring them, rotating over them, closing them.
+
+docs/how-it-works/recovery.md, "Lanes", proves the order in which they are acquired: it leaves them to one writer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import DualWriteError, FencedError, InDoubtTransactionError, WriterClosedError
-from dualwrite.kafka.base import Producers, TransactionCoordinator
-from dualwrite.logs import SubjectLogger
-from dualwrite.recipe.acquiring import Acquisition
-from dualwrite.recipe.journaling import Journal
-from dualwrite.recipe.lane import IN_TRANSACTION, MUST_RECOVER, Lane
-from dualwrite.recipe.ownership import CHECK_LIMIT
-from dualwrite.recipe.phases import Phase
-from dualwrite.recipe.republish import LostMessages
-from dualwrite.recovery.report import RecoveryReport
-from dualwrite.settings import SWITCH_AFTER, Acknowledge, OnLost, Timeouts
-from dualwrite.stores.base import TxnStateStore
+from dualwrite.errors import (
+    ClusterMismatchError,
+    ConfigurationError,
+    DualWriteError,
+    FencedError,
+    InDoubtTransactionError,
+    WriterClosedError,
+)
+from dualwrite.observability import observers, tracing
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.outages import DATABASE
+from dualwrite.recipe.idle import RECOVER_LIMIT
+from dualwrite.recipe.journaling import Journal, KafkaOrJournal
+from dualwrite.recipe.lane import Lane
+from dualwrite.recipe.outcomes import TransactionReport
+from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership, Parties
+from dualwrite.recipe.phases import BETWEEN_TRANSACTIONS, IN_TRANSACTION, MUST_RECOVER, Change, Phase
+from dualwrite.recipe.republish import LostMessages, taken_over
+from dualwrite.recipe.routes import KafkaRoute
+from dualwrite.recovery.clusters import cluster_that_answers
+from dualwrite.recovery.recoverer import describe_owner
+from dualwrite.recovery.report import RecoveryReport, raise_for_lost
+from dualwrite.settings import SWITCH_AFTER, Acknowledge, OnLost
+from dualwrite.state import ProducerKind
+from dualwrite.stores.base import Acquiring, ClaimedLanes, LostKind, StateRow
+from dualwrite.stores.rows import new_token, on_cluster
+from dualwrite.transactional_id import TransactionalId
 
 log = SubjectLogger(__name__)
 
 CLOSE_LIMIT: Final = 10.0
 """Seconds for resolving what is in doubt when a writer, or a pool's writers, are closed: recovery does it as well."""
 
-_LEAST_TO_CLOSE: Final = 1.0
+_MIN_CLOSE_SECONDS: Final = 1.0
 
-_BETWEEN_TRANSACTIONS: Final = frozenset({Phase.READY, Phase.CONFIRMING})
 _BLOCKING: Final = (Phase.CLOSED, Phase.FENCED, Phase.OPENING, Phase.IN_DOUBT, Phase.NEEDS_RECOVERY)
 
 
 class Lanes:
-    """The lanes of one logical id that one writer owns: all of them, or none (`Acquisition`).
+    """The lanes of one logical id that one writer owns: all of them, or none.
 
     Transactions rotate over the lanes, so that none waits for the markers of the previous one. Each is committed before the
     next begins, whichever lane that one uses, so in each partition the messages are in the order of the transactions.
+
+    Each lane is safe by itself: its claim, its row and its Kafka ids follow the recipe for a single id. In addition, if several
+    writers use one id, only one of them may continue, however many lanes each has and wherever any of them is paused. The order
+    of the steps in `acquire` ensures this:
+
+    1. check that Kafka is the cluster that every lane's row names; claim lane 0
+    2. list the id's rows; claim every other lane that has a row, and every other lane of ours
+    3. resolve all of them; start ours
+    4. once a lane is started, check that its claim is still ours; after all these checks the first transaction may begin
+
+    `claim` claims the same lanes in one database transaction, without Kafka. Then transactions that only write into the journal
+    may begin. Before the first one that sends anything to Kafka, `acquire` does all steps (docs/how-it-works/journal.md).
     """
 
     def __init__(
         self,
-        store: TxnStateStore,
-        coordinator: TransactionCoordinator,
-        producers: Producers,
+        parties: Parties,
         *,
         transactional_id: str,
         count: int,
-        timeouts: Timeouts,
         acknowledge: Acknowledge = "visible",
         journal: Journal | None = None,
         lost: LostMessages | None = None,
     ) -> None:
         self._id = transactional_id
+        self._parties = parties
+        self._acknowledge = acknowledge
         self._journal = journal
-        self._store = store
-        self._timeouts = timeouts
-        self._lanes = tuple(
-            Lane(
-                store,
-                coordinator,
-                producers,
-                transactional_id=transactional_id,
-                number=number,
-                timeouts=timeouts,
-                acknowledge=acknowledge,
-                journal=journal,
-                lost=lost,
-            )
-            for number in range(count)
-        )
-        self._acquisition = Acquisition(
-            store,
-            coordinator,
-            producers,
-            self._lanes,
-            timeouts=timeouts,
-            acknowledge=acknowledge,
-            has_journal=journal is not None,
-            lost=lost,
-        )
+        self._lost = lost
+        self._lanes = tuple(self._made(number) for number in range(count))
+        self._additional: tuple[Ownership, ...] = ()  # of an earlier writer with more lanes: resolved as well, and not used
+        self._intended: str | None = None  # the token of a claim that is not known to have succeeded yet
+        self._are_claimed = False  # the newest claim of all lanes is known to have succeeded
+        self._are_acquired = False
         self._on_lost: OnLost = "report"  # for the lanes that are not acquired yet
         self._turn = 0
         self._current: Lane | None = None
+
+    def _made(self, number: int) -> Lane:
+        ownership = Ownership(self._parties, TransactionalId(self._id, number).row)
+        of = ownership, self._lost, self._acknowledge
+        kafka = KafkaRoute(*of) if self._journal is None else KafkaOrJournal(*of, self._journal)
+        lane = Lane(ownership, kafka, logical_id=self._id)
+        lane.watch = _reported
+        return lane
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes)
@@ -89,7 +105,7 @@ class Lanes:
     @property
     def phase(self) -> Phase:
         """The writer's phase: if one lane can't begin a transaction, the writer can't either."""
-        phases = {lane.phase for lane in self._lanes} - _BETWEEN_TRANSACTIONS
+        phases = {lane.phase for lane in self._lanes} - BETWEEN_TRANSACTIONS
         if not phases:
             return Phase.READY
         return next((phase for phase in _BLOCKING if phase in phases), None) or phases.pop()
@@ -113,11 +129,12 @@ class Lanes:
     @property
     def report(self) -> RecoveryReport:
         """What was found when each lane was last acquired, including the additional lanes of an earlier writer."""
-        return self._acquisition.report
+        owned = (*(lane.ownership for lane in self._lanes), *self._additional)
+        return RecoveryReport(tuple(each.report for each in owned))
 
     def new_owners(self) -> tuple[str, ...]:
         """The owners that have claimed a lane since this writer did, according to the rows."""
-        rows = ((lane, self._store.read(lane.id)) for lane in self._lanes)
+        rows = ((lane, self._parties.store.read(lane.id)) for lane in self._lanes)
         return tuple(row.owner for lane, row in rows if row is not None and row.fence != lane.ownership.claim.fence)
 
     # --- opening ----------------------------------------------------------------------------------------------------------
@@ -132,15 +149,155 @@ class Lanes:
         journal, self._on_lost = self._journal, "report"
         if journal is None or not journal.is_lost:
             try:
-                self._acquisition.acquire(only_if_ours=False, on_lost=on_lost)
+                self.acquire(only_if_ours=False, on_lost=on_lost)
             except DualWriteError as error:
                 if journal is None or not journal.lost(error):
                     raise
             else:
                 return
         self._on_lost = on_lost
-        self._acquisition.claim(only_if_ours=False)
+        self.claim(only_if_ours=False)
         log.info("opened without Kafka, which does not answer", transactional_id=self._id)
+
+    def acquire(self, *, only_if_ours: bool, on_lost: OnLost) -> None:
+        """Claim, resolve and start, in the order that the class docstring explains; then a transaction may begin.
+
+        `only_if_ours`: only while lane 0 is still ours (rule F8), since its owner owns the others too, or is about to.
+        `on_lost` is "raise" to raise an error for unacknowledged lost or unverified transactions, before any producer is
+        started; "republish" to raise one for those that can't be published again, after the others are.
+
+        Raises: as for `DualWriter.open`.
+        """
+        self._are_acquired = False
+        with self._phases_track_errors():
+            owned = {lane.id: lane.ownership for lane in self._lanes}
+            try:
+                cluster_id, claimed = self._claim(owned, only_if_ours=only_if_ours)
+            except ClusterMismatchError:  # the right one may answer at the next attempt
+                self._parties.coordinator.forget_cluster()
+                raise
+            for row in claimed.rows:
+                row_id = row.transactional_id
+                if row_id not in owned:  # of an earlier writer with more lanes: fenced and resolved, not used
+                    owned[row_id] = Ownership(self._parties, row_id)
+                owned[row_id].adopt(row.claim, cluster_id, row=row, has_generation=claimed.have_generations)
+            self._additional = tuple(owned.values())[len(self._lanes) :]
+            with nullcontext() if self._journal is None else self._parties.limited(RECOVER_LIMIT):
+                self._parties.run(*(each.resolving for each in owned.values()))
+                if on_lost == "raise":
+                    raise_for_lost(self.report.unacknowledged)
+                self._parties.run(*(lane.ownership.starting for lane in self._lanes))
+                if self._lost is not None:  # rule RO: before the first transaction
+                    with taken_over(self._lost, self._additional) as additional:
+                        self._lost.publish(*(lane.ownership for lane in self._lanes), *additional)
+            if self._lost is not None and on_lost == "republish":
+                self._raise_for_lost()
+            for lane in self._lanes:
+                lane.advance(Change.OPENED)
+            self._are_acquired = True
+
+    def claim(self, *, only_if_ours: bool) -> None:
+        """Claim all lanes in the database, without asking Kafka; then a transaction that writes into the journal may begin.
+
+        What earlier owners have left at Kafka stays there, and in the rows, until the lanes are acquired.
+
+        Raises: as for `TxnStateStore.claim_lanes`.
+        """
+        self._are_acquired = False
+        with self._phases_track_errors():
+            rows = {row.transactional_id: row for row in self._parties.store.look_at([lane.id for lane in self._lanes])}
+            claimed = self._claim_rows(rows, only_if_ours=only_if_ours, cluster_id=None, acquiring=None)
+            claims = {row.transactional_id: row.claim for row in claimed.rows}
+            for lane in self._lanes:
+                lane.claimed_without_kafka(claims[lane.id])
+            self._additional = ()
+
+    def _claim(self, owned: Mapping[str, Ownership], *, only_if_ours: bool) -> tuple[str, ClaimedLanes]:
+        """Claim all lanes; return the id of the Kafka cluster, which was compared with the rows, and the rows as claimed.
+
+        A claim takes the id from a writer that may work. So before it, the database must be the original, and Kafka must be the
+        cluster of the rows; and the coordinator of each generation that is needed must answer.
+        """
+        ids, timeouts = list(owned), self._parties.timeouts
+        rows = {row.transactional_id: row for row in self._parties.store.look_at(ids)}
+        cluster_id = cluster_that_answers(self._parties.coordinator, timeout=self._at_most(SWITCH_AFTER, timeouts.kafka))
+        for row in rows.values():
+            on_cluster(row, cluster_id)
+        deadline = Deadline.after(self._at_most(RECOVER_LIMIT, timeouts.kafka))
+        self._parties.producers.choose(timeout=deadline)
+        check_acknowledge(self._acknowledge, self._parties.producers.kind)
+        described = self._parties.coordinator.describe_all(_needed(ids, rows), timeout=deadline)
+        reusable = (  # if nothing changes until they are claimed
+            row_id
+            for row_id, row in rows.items()
+            if row_id in owned and owned[row_id].can_reuse(row, described.get(row.kafka_id(row.generation)), deadline)
+        )
+        acquiring = Acquiring(self._parties.producers.kind, frozenset(ids), frozenset(reusable), cluster_id)
+        return cluster_id, self._claim_rows(rows, only_if_ours=only_if_ours, cluster_id=cluster_id, acquiring=acquiring)
+
+    def _claim_rows(
+        self,
+        rows: Mapping[str, StateRow],
+        *,
+        only_if_ours: bool,
+        cluster_id: str | None,
+        acquiring: Acquiring | None,
+    ) -> ClaimedLanes:
+        """Claim our lanes, and those of these rows.
+
+        If it is not known whether the claim has succeeded, the next call repeats it under the same token: it may be in the
+        rows, and must not be taken for another process's.
+        """
+        ids = [lane.id for lane in self._lanes]
+        for lane in self._lanes:
+            lane.ownership.compare(rows.get(lane.id))
+        self._intended = self._intended or new_token()
+        self._are_claimed = False
+        with self._parties.database.call(DATABASE, may_wait=True):  # for the rows' locks
+            claimed = self._parties.store.claim_lanes(
+                [*ids, *(row_id for row_id in rows if row_id not in ids)],
+                describe_owner("writer"),
+                timeout=self._parties.timeouts.claim,
+                cluster_id=cluster_id,
+                expected_fence=self._lanes[0].ownership.claim.fence if only_if_ours else None,
+                token=self._intended,
+                acquiring=acquiring,
+            )
+        self._intended = None
+        self._are_claimed = True
+        return claimed
+
+    def _raise_for_lost(self) -> None:
+        """Raise an error for what is lost or unverified, and leave the id as clean as before.
+
+        What the database has forgotten was reported when it was found, and its messages are visible: the service goes on.
+        """
+        found = (one for one in self.report.unacknowledged if one[1].kind is not LostKind.FORGOTTEN)
+        try:
+            raise_for_lost(found, self.report.not_published)
+        except DualWriteError:
+            for lane in self._lanes:
+                lane.ownership.drop_producer()
+                lane.ownership.clear_row()
+            raise
+
+    def _at_most(self, seconds: float, limit: float) -> float:
+        """A time limit for Kafka: with a journal, a writer that waits for Kafka goes on without it."""
+        return min(seconds, limit) if self._journal is not None else limit
+
+    @contextmanager
+    def _phases_track_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FencedError as fenced:
+            of_ours = any(lane.id == fenced.transactional_id for lane in self._lanes)
+            for lane in self._lanes:
+                lane.advance(Change.BROKEN if of_ours and lane.id != fenced.transactional_id else Change.FENCED)
+            raise
+        except BaseException:
+            for lane in self._lanes:
+                lane.advance(Change.BROKEN)
+            raise
 
     # --- rotating ---------------------------------------------------------------------------------------------------------
 
@@ -157,7 +314,7 @@ class Lanes:
         return self._next()
 
     def _next(self) -> Lane:
-        if not self._acquisition.are_acquired or not {lane.phase for lane in self._lanes} <= _BETWEEN_TRANSACTIONS:
+        if not self._are_acquired or not {lane.phase for lane in self._lanes} <= BETWEEN_TRANSACTIONS:
             self._check_usable()
             self._recover()
         chosen = self._current = self._lanes[self._turn]
@@ -174,27 +331,19 @@ class Lanes:
                 if not journal.lost(error):
                     raise
         self._check_usable()
-        if not self._acquisition.are_claimed:  # the answer to the last claim was lost
-            self._acquisition.claim(only_if_ours=True)
+        if not self._are_claimed:  # the answer to the last claim was lost
+            self.claim(only_if_ours=True)
         chosen = self._current = self._lanes[self._turn]
         self._turn = (self._turn + 1) % len(self._lanes)
-        chosen.make_ready_for_journal()
+        chosen.make_ready_without_kafka()
         return chosen
 
     def _next_at_kafka(self) -> Lane:
         is_ready = self._lanes[self._turn].is_ready and not self.must_recover  # as nearly always
-        if is_ready or not self._acquisition.are_acquired:  # acquiring has limits of its own
+        if is_ready or not self._are_acquired:  # acquiring has limits of its own
             return self._next()
-        with self.limited(SWITCH_AFTER):
+        with self._parties.limited(SWITCH_AFTER):
             return self._next()
-
-    @contextmanager
-    def limited(self, seconds: float) -> Iterator[None]:
-        """In the block, no claim and no step at Kafka of any lane takes longer than this."""
-        with ExitStack() as limits:
-            for lane in self._lanes:
-                limits.enter_context(lane.ownership.limited(seconds))
-            yield
 
     def _check_usable(self) -> None:
         phase = self.phase
@@ -209,17 +358,17 @@ class Lanes:
                 )
 
     def _recover(self) -> None:
-        if self._acquisition.are_acquired:
+        if self._are_acquired:
             for lane in self._lanes:
                 if lane.phase in MUST_RECOVER:
                     lane.recover()
         else:
             # they were claimed without Kafka, or an attempt failed: the proof needs all steps again, not lane by lane
-            self._acquisition.acquire(only_if_ours=True, on_lost=self._on_lost)
+            self.acquire(only_if_ours=True, on_lost=self._on_lost)
             self._on_lost = "report"
 
-    def recover_if_idle(self, limit: float) -> None:
-        """If the lanes must be recovered, do now what `next` would do before the next transaction.
+    def recover(self, limit: float) -> None:
+        """Do now what `next` would do before the next transaction.
 
         The caller ensures that nothing else uses the lanes during the call. A claim, and each step at Kafka, takes at most
         `limit` seconds.
@@ -228,9 +377,7 @@ class Lanes:
             FencedError: Another writer or recoverer has claimed one of the lanes.
             DualWriteError: A lane could not be recovered.
         """
-        if not self.must_recover:
-            return
-        with self.limited(limit):
+        with self._parties.limited(limit):
             self._recover()
 
     def confirm(self) -> None:
@@ -273,9 +420,9 @@ class Lanes:
         try:
             for lane in self._lanes:
                 if limit is None and lane.phase is not Phase.OPENING:
-                    limit = Deadline.after(min(CLOSE_LIMIT, self._timeouts.kafka))
+                    limit = Deadline.after(min(CLOSE_LIMIT, self._parties.timeouts.kafka))
                 try:
-                    lane.close(limit=_LEAST_TO_CLOSE if limit is None else max(limit.left, _LEAST_TO_CLOSE))
+                    lane.close(limit=_MIN_CLOSE_SECONDS if limit is None else max(limit.left, _MIN_CLOSE_SECONDS))
                 except Exception as error:  # noqa: BLE001  (the other lanes must still be closed)
                     failed.append(error)
         finally:
@@ -287,3 +434,34 @@ class Lanes:
                 if other is not first:
                     first.add_note(f"dualwrite, closing the writer: {other}")
             raise first
+
+
+def _reported(lane: Lane) -> TransactionReport | None:
+    """Who reports the transaction that a lane begins; None if nobody wants to know."""
+    if lane.transaction is None or not (observers.installed or tracing.tracer is not None):
+        return None
+    return TransactionReport(lane.logical_id, lane.id, lane.transaction)
+
+
+def check_acknowledge(acknowledge: Acknowledge, kind: ProducerKind) -> None:
+    """Check that blocks may end with the database's commit.
+
+    Raises:
+        ConfigurationError: They may not: Kafka may abort a transaction that the database has committed.
+    """
+    if acknowledge == "decided" and kind is not ProducerKind.NATIVE_TWO_PHASE:
+        raise ConfigurationError(
+            'acknowledge="decided" requires two-phase commit.',
+            cause="without it Kafka may abort a transaction that the database has committed, if it times out before its "
+            "commit; so a block, or a call, can end only after Kafka's commit",
+            next_step='use acknowledge="visible", or enable two-phase commit on the brokers',
+        )
+
+
+def _needed(ids: Sequence[str], rows: Mapping[str, StateRow]) -> list[str]:
+    """The ids at Kafka of the generations that an opening will need: those to recover, or else the newest."""
+    needed: list[str] = []
+    for row_id in (*ids, *(found for found in rows if found not in ids)):
+        row = rows.get(row_id)
+        needed += [row_id] if row is None else map(row.kafka_id, row.generations_to_recover or (row.generation,))
+    return needed

@@ -1,7 +1,9 @@
-"""How a transaction that failed past its commit point is reported: committed, rolled back, lost, or in doubt."""
+"""How a transaction is reported: by its events, and by the error that says how it ended after its commit point."""
 
 from __future__ import annotations
 
+import itertools
+from time import perf_counter
 from typing import Final, NoReturn
 
 from dualwrite.errors import (
@@ -9,16 +11,34 @@ from dualwrite.errors import (
     DualWriteError,
     FencedError,
     InDoubtTransactionError,
+    LostTransactionError,
     ProducerFencedError,
     StoreCommitFailedError,
+    UnverifiedTransactionError,
 )
 from dualwrite.kafka.base import TransactionCoordinator
-from dualwrite.logs import SubjectLogger
-from dualwrite.outages import level_of
+from dualwrite.observability.events import (
+    DatabaseCommitted,
+    MessagesDelivered,
+    StateRecorded,
+    Steps,
+    TransactionBegun,
+    TransactionCommitted,
+    TransactionInDoubt,
+    TransactionLost,
+    TransactionRolledBack,
+)
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.observers import notify
+from dualwrite.observability.outages import level_of
+from dualwrite.recipe.phases import Change, Way, WriterState
 from dualwrite.recovery.decision import Decision, decide
 from dualwrite.state import PreparedTxnState, state_text
+from dualwrite.transaction import OpenTransaction, Outcome
 
 log = SubjectLogger(__name__)
+
+_numbers: Final = itertools.count(1)
 
 _DOUBTS: Final = {
     # key: the database is known to have committed; another writer or recoverer has claimed the id
@@ -61,7 +81,7 @@ def raise_outcome(error: BaseException, outcome: DualWriteError) -> NoReturn:
     raise error
 
 
-def report_committed(error: BaseException, outcome: str) -> None:
+def note_committed(error: BaseException, outcome: str) -> None:
     """Log the outcome and return if `error` is one of dualwrite's; raise any other error, with the outcome as a note."""
     if isinstance(error, DualWriteError):
         log.warning("%s, despite this error: %s", outcome, error, transactional_id=error.transactional_id)
@@ -110,7 +130,7 @@ def in_doubt(
     error = InDoubtTransactionError(
         what,
         transactional_id=transactional_id,
-        cause=str(why),
+        cause=f"{why}",
         next_step=next_step,
         state=state_text(state),
         database_committed=database_committed,
@@ -124,7 +144,7 @@ def not_published_yet(transactional_id: str, state: PreparedTxnState | None, why
     error = InDoubtTransactionError(
         "The database committed the transaction, but Kafka has aborted it, and its messages are not published again yet.",
         transactional_id=transactional_id,
-        cause=str(why),
+        cause=f"{why}",
         next_step="don't repeat the transaction: this writer, before its next transaction, or recovery publishes them",
         state=state_text(state),
         database_committed=True,
@@ -156,3 +176,71 @@ def has_committed_on_both_sides(
             kafka_transactional_id=kafka_transactional_id,
         )
         return False
+
+
+# --- events ---------------------------------------------------------------------------------------------------------------
+
+
+class TransactionReport:
+    """Makes the events of one transaction of a lane, which it watches (`phases.Watcher`).
+
+    A transaction that has ended, or is in doubt, is reported once: what comes later changes nothing.
+    """
+
+    __slots__ = ("_began", "_durations", "_has_ended", "_last", "_messages", "_name", "_outcome", "_transaction")
+
+    def __init__(self, logical_id: str, lane_id: str, transaction: OpenTransaction) -> None:
+        self._name = (logical_id, lane_id, next(_numbers))
+        self._transaction = transaction
+        self._messages = 0
+        self._outcome: Outcome = "published"
+        self._has_ended = False
+        self._durations: list[float] = []
+        self._began = self._last = perf_counter()
+        transaction.number = self._name[-1]
+        notify(TransactionBegun(*self._name))
+
+    def entered(self, change: Change, of: WriterState) -> None:
+        """A step has ended."""
+        if change is Change.PREPARE:  # the user's code has ended
+            self._step()
+        elif change is Change.PREPARED:
+            delivery = self._transaction.delivery
+            self._messages = 0 if delivery is None else delivery.messages
+            notify(MessagesDelivered(*self._name, self._messages, self._step()))
+        elif change is Change.RECORDED:
+            self._outcome = "published" if of.way is Way.KAFKA else "journaled"
+            notify(StateRecorded(*self._name, self._step()))
+        elif change is Change.DATABASE_COMMITTED:
+            notify(DatabaseCommitted(*self._name, self._step()))
+        elif change is Change.KAFKA_COMMITTED and not self._has_ended:
+            self._committed(was_in_doubt=False)
+
+    def ended(self, error: BaseException | None, *, is_in_doubt: bool = False) -> None:
+        """See `Watcher`."""
+        if self._has_ended:
+            return
+        if error is None:
+            self._committed(was_in_doubt=True)
+            return
+        self._has_ended = True
+        kind: type[TransactionRolledBack | TransactionInDoubt | TransactionLost]
+        if is_in_doubt or isinstance(error, InDoubtTransactionError):
+            kind = TransactionInDoubt
+        elif isinstance(error, LostTransactionError | UnverifiedTransactionError):
+            kind = TransactionLost
+        else:
+            kind = TransactionRolledBack
+        notify(kind(*self._name, error, perf_counter() - self._began))
+
+    def _committed(self, *, was_in_doubt: bool) -> None:
+        self._has_ended = True
+        self._step()
+        steps, seconds = Steps(*self._durations[: len(Steps._fields)]), perf_counter() - self._began
+        notify(TransactionCommitted(*self._name, self._outcome, self._messages, seconds, steps, was_in_doubt))
+
+    def _step(self) -> float:
+        now = perf_counter()
+        seconds, self._last = now - self._last, now
+        self._durations.append(seconds)
+        return seconds

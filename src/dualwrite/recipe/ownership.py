@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import BrokerUnavailableError, DualWriteError, WriterClosedError
+from dualwrite.errors import (
+    BrokerUnavailableError,
+    CommittedTransactionsForgottenError,
+    DualWriteError,
+    WriterClosedError,
+)
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndTxnResult, Producers, TakeOverProducer, TransactionalProducer, TransactionCoordinator
-from dualwrite.logs import SubjectLogger, closed_on_error
-from dualwrite.outages import DATABASE, database_at
+from dualwrite.observability.logs import SubjectLogger, closed_on_error
+from dualwrite.observability.outages import DATABASE, database_at
+from dualwrite.recipe.remembered import RecordedTransaction, Remembered, entry_of
 from dualwrite.recovery.recoverer import describe_owner
-from dualwrite.recovery.report import GenerationOutcome, IdReport, NotPublished, Outcome, RecoveryReport
-from dualwrite.recovery.resolve import Described, GenerationResolver, described_now, resolving
+from dualwrite.recovery.report import GenerationOutcome, IdReport, NotPublished, Outcome, RecoveryReport, lost_error
+from dualwrite.recovery.resolve import Described, GenerationResolver, described_now, report_forgotten, resolving
 from dualwrite.recovery.side_by_side import SideBySide, Steps, acquire, call, create, describe, read, record
 from dualwrite.settings import Timeouts
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription
 from dualwrite.stores.base import Acquiring, Claim, LostTransaction, Resolution, StateRow, TxnStateStore
-from dualwrite.stores.rows import new_token, on_cluster
+from dualwrite.stores.rows import has_entry, new_token, on_cluster
 
 log = SubjectLogger(__name__)
+
+T = TypeVar("T")
 
 CHECK_AFTER: Final = 1.0
 """Seconds without use after which the next transaction first checks whether the coordinator still knows the id."""
@@ -32,41 +40,72 @@ CHECK_LIMIT: Final = 2.0
 """The maximum seconds for this check: a transaction without messages does not need Kafka and should not wait for it."""
 
 
+class Parties:
+    """Who takes part in the transactions of an id: the database, Kafka's coordinators, producers; and for how long we wait.
+
+    Attributes:
+        database: Gets the reports of calls to the database.
+        timeouts: The time limits that apply now; see `limited`.
+    """
+
+    def __init__(
+        self, store: TxnStateStore, coordinator: TransactionCoordinator, producers: Producers, timeouts: Timeouts
+    ) -> None:
+        self.store = store
+        self.coordinator = coordinator
+        self.producers = producers
+        self.timeouts = timeouts
+        self.database = database_at(store.description, is_local=store.is_local)
+
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """In the block, no claim and no step at Kafka takes longer than this, even if the time limits are longer."""
+        given = self.timeouts
+        self.timeouts = replace(given, claim=min(given.claim, seconds), kafka=min(given.kafka, seconds))
+        try:
+            yield
+        finally:
+            self.timeouts = given
+
+    def run(self, *several: Callable[[Deadline], Steps[T]]) -> list[T]:
+        """Run steps side by side, before one deadline; see `SideBySide.run`."""
+        deadline = Deadline.after(self.timeouts.kafka)
+        return SideBySide(self.store, self.coordinator, deadline).run([steps(deadline) for steps in several])
+
+
 class Ownership:
     """One writer's ownership of an id. It does not handle transactions; the writer calls its steps in the recipe's order.
 
     Attributes:
+        transactional_id: The logical id, or the id of the lane.
         generation: The generation that it has acquired; 0 before that.
         kafka_transactional_id: The id of the generation, as Kafka sees it.
+        cluster_id: Kafka's `cluster.id`, as it was when the id was claimed.
         report: What was found when the id was last resolved.
+        remembered: What the database has committed, as this process knows.
+        forgotten: What of it the database has forgotten, if that was reported and is not raised yet.
     """
 
-    def __init__(
-        self,
-        store: TxnStateStore,
-        coordinator: TransactionCoordinator,
-        producers: Producers,
-        *,
-        transactional_id: str,
-        timeouts: Timeouts,
-    ) -> None:
-        self._store = store
-        self._database = database_at(store.description, is_local=store.is_local)
-        self._coordinator = coordinator
-        self._producers = producers
-        self._id = transactional_id
-        self._timeouts = timeouts
+    def __init__(self, parties: Parties, transactional_id: str) -> None:
+        self.parties = parties
+        self.transactional_id = self._id = transactional_id
+        self._store = parties.store
+        self._coordinator = parties.coordinator
+        self._producers = parties.producers
         self._claim: Claim | None = None
         self._intended: str | None = None  # the token of a claim that is not known to have succeeded yet
         self._row: StateRow | None = None  # as claimed, until it is changed
         self._has_generation = False
-        self._cluster_id = ""
         self._producer: TransactionalProducer | None = None
         self._committed: PreparedTxnState | None = None
+        self._missing: tuple[RecordedTransaction, ...] = ()
         self._used_at = 0.0
+        self.cluster_id = ""
+        self.remembered = Remembered()
+        self.forgotten: CommittedTransactionsForgottenError | None = None
         self.generation = 0
         self.kafka_transactional_id = transactional_id
-        self.report = RecoveryReport()
+        self.report = IdReport(transactional_id)
 
     @property
     def claim(self) -> Claim:
@@ -78,21 +117,6 @@ class Ownership:
         if self._claim is None:
             raise WriterClosedError("The writer has not claimed its id.", transactional_id=self._id)
         return self._claim
-
-    @property
-    def transactional_id(self) -> str:
-        """The logical id, or the id of the lane."""
-        return self._id
-
-    @property
-    def cluster_id(self) -> str:
-        """Kafka's `cluster.id`, as it was when the id was claimed."""
-        return self._cluster_id
-
-    @property
-    def timeouts(self) -> Timeouts:
-        """The time limits that apply now; see `limited`."""
-        return self._timeouts
 
     @property
     def producer(self) -> TransactionalProducer:
@@ -122,37 +146,30 @@ class Ownership:
         Raises: as for `TxnStateStore.claim`.
         """
         self._intended = self._intended or new_token()
-        with self._database.call(DATABASE, may_wait=True):  # for the row's lock
+        with self.parties.database.call(DATABASE, may_wait=True):  # for the row's lock
             claim = self._store.claim(
                 self._id,
                 describe_owner("writer"),
-                timeout=self._timeouts.claim,
+                timeout=self.parties.timeouts.claim,
                 expected_fence=self.claim.fence,
                 token=self._intended,
             )
         self._intended = None
         self._has_claimed(claim)
 
-    def adopt(self, claim: Claim) -> None:
-        """Continue with a claim that the caller has made."""
-        self._cluster_id = self._coordinator.cluster_id(timeout=self._timeouts.kafka)
-        self._has_claimed(claim)
+    def adopt(self, claim: Claim, cluster_id: str = "", *, row: StateRow | None = None, has_generation: bool = False) -> None:
+        """Continue with a claim that the caller has made, on the Kafka cluster that it was compared with.
 
-    def adopt_row(self, row: StateRow, cluster_id: str, *, has_generation: bool) -> None:
-        """Continue with a claim of the id with all its lanes: `row` as claimed, on the Kafka cluster that it was compared with.
-
+        Without a cluster Kafka was not asked: the next `resolve` compares the row with it. `row`: as claimed.
         `has_generation`: the generation in the row was acquired for us.
         """
-        self._cluster_id = cluster_id
-        self._has_claimed(row.claim)
-        self._row, self._has_generation = row, has_generation
+        self.cluster_id = cluster_id or self.cluster_id
+        number = 0 if row is None else row.transaction_number
+        self.remembered.start(claim.fence, number)  # first: an interrupt must not lead to a false alarm
+        self._has_claimed(claim, row, has_generation=has_generation)
 
-    def adopt_without_kafka(self, claim: Claim) -> None:
-        """Continue with a claim for which Kafka was not asked; the next claim checks which cluster it is."""
-        self._has_claimed(claim)
-
-    def _has_claimed(self, claim: Claim) -> None:
-        self._claim, self._row, self._has_generation = claim, None, False
+    def _has_claimed(self, claim: Claim, row: StateRow | None = None, *, has_generation: bool = False) -> None:
+        self._claim, self._row, self._has_generation = claim, row, has_generation
         hit("recover_after_claim")
 
     def resolve(self) -> tuple[GenerationOutcome, ...]:
@@ -160,8 +177,8 @@ class Ownership:
 
         Raises: as for `resolve_id`.
         """
-        deadline = Deadline.after(self._timeouts.kafka)
-        return SideBySide(self._store, self._coordinator, deadline).run_one(self.resolving(deadline))
+        (outcomes,) = self.parties.run(self.resolving)
+        return outcomes
 
     def resolving(self, deadline: Deadline) -> Steps[tuple[GenerationOutcome, ...]]:
         """The steps of `resolve`."""
@@ -172,16 +189,16 @@ class Ownership:
         row = self._row
         if row is None:
             row = yield from read(self.claim)
-            on_cluster(row, (yield from call(lambda limit: self._coordinator.cluster_id(timeout=limit))))
+            cluster_id = yield from call(lambda limit: self._coordinator.cluster_id(timeout=limit))
+            on_cluster(row, cluster_id)
+            self.cluster_id = cluster_id
+            self.compare(row)
+        yield from self._record_forgotten(row)
         if not self._has_generation:
-            report = yield from resolving(self._coordinator, self.claim, row, deadline)
+            self.report = yield from resolving(self._coordinator, self.claim, row, deadline)
         else:  # it was acquired because there was nothing to resolve
-            report = IdReport(self._id, unacknowledged=row.lost)
-        self.report = RecoveryReport((report,))
-        for found in report.outcomes:
-            if found.outcome is not Outcome.NOTHING:
-                log.info("recovered generation %d: %s", found.generation, found.outcome.in_words, transactional_id=self._id)
-        return report.outcomes
+            self.report = IdReport(self._id, unacknowledged=row.lost)
+        return self.report.outcomes
 
     def start(self) -> None:
         """Take the id over at Kafka with a new producer, and check afterwards that the claim is still ours.
@@ -190,8 +207,7 @@ class Ownership:
             FencedError: Another writer or recoverer has claimed the id; the producer has sent no messages.
             DualWriteError: As for `TxnStateStore.acquire_generation`, `resolve_id`, `TransactionalProducer.init_transactions`.
         """
-        deadline = Deadline.after(self._timeouts.kafka)
-        SideBySide(self._store, self._coordinator, deadline).run_one(self.starting(deadline))
+        self.parties.run(self.starting)
 
     def restart(self) -> None:
         """Resolve our generations under our claim, as a producer may have left a transaction open, and start a new producer.
@@ -201,10 +217,9 @@ class Ownership:
         Raises: as for `resolve_id` and `start`.
         """
         self.drop_producer()
-        (before,) = self.report.ids
+        before = self.report
         self.resolve()
-        (now,) = self.report.ids
-        self.report = RecoveryReport((replace(now, outcomes=before.outcomes, not_published=before.not_published),))
+        self.report = replace(self.report, outcomes=before.outcomes, not_published=before.not_published)
         self.start()
 
     def starting(self, deadline: Deadline) -> Steps[None]:
@@ -236,7 +251,7 @@ class Ownership:
         if row is not None and has_generation:
             return row
         only = frozenset({self._id})
-        acquiring = Acquiring(self._producers.kind, only, only if reuse else frozenset(), self._cluster_id)
+        acquiring = Acquiring(self._producers.kind, only, only if reuse else frozenset(), self.cluster_id)
         return (yield from acquire(self.claim, acquiring))
 
     def _take_over(self, deadline: Deadline) -> Steps[TransactionalProducer]:
@@ -252,7 +267,7 @@ class Ownership:
             producer.close()
             if deadline.expired:
                 raise BrokerUnavailableError(
-                    f"The id could not be taken over at Kafka within {self._timeouts.kafka:g} s.",
+                    f"The id could not be taken over at Kafka within {self.parties.timeouts.kafka:g} s.",
                     transactional_id=self._id,
                     cause="another process keeps using it",
                     next_step="find its owner with `dualwrite status`, and open again",
@@ -300,29 +315,69 @@ class Ownership:
 
     # --- lost transactions --------------------------------------------------------------------------------------------------
 
-    @property
-    def unacknowledged(self) -> tuple[LostTransaction, ...]:
-        """The lost and unverified transactions in the row, according to the report."""
-        return tuple(entry for _, entry in self.report.unacknowledged)
+    def note(self, entry: LostTransaction, found: GenerationOutcome | NotPublished | None = None) -> None:
+        """Note in the report what has become of an entry: it was published again, or can't be; by default, it is gone."""
+        of_id = self.report
+        if isinstance(found, NotPublished):
+            self.report = replace(of_id, not_published=(*of_id.not_published, found))
+            return
+        outcomes = of_id.outcomes if found is None else (*of_id.outcomes, found)
+        left = tuple(each for each in of_id.unacknowledged if each != entry)
+        self.report = replace(of_id, outcomes=outcomes, unacknowledged=left)
 
-    def note_gone(self, entry: LostTransaction) -> None:
-        """Note in the report that the row does not list an entry any more."""
-        self._note(entry, is_left=False)
+    def lost_error(self, found: Iterable[GenerationOutcome]) -> DualWriteError | None:
+        """The error for the transactions that were found lost, except those that were published again since (rule RW)."""
+        again = RecoveryReport((self.report,)).published_again
+        left = (each for each in found if (each.transactional_id, each.generation, each.state) not in again)
+        return lost_error(
+            ((each.transactional_id, each.lost) for each in left if each.lost is not None), self.report.not_published
+        )
 
-    def note_published(self, entry: LostTransaction) -> None:
-        """Note in the report that a lost transaction was published again."""
-        self._note(entry, GenerationOutcome(self._id, entry.generation, Outcome.PUBLISHED_AGAIN, entry.state), is_left=False)
+    # --- what the database forgets ------------------------------------------------------------------------------------------
 
-    def note_not_published(self, entry: LostTransaction, reasons: tuple[str, ...]) -> None:
-        """Note in the report why a lost transaction can't be published again."""
-        self._note(entry, NotPublished(self._id, entry, reasons), is_left=True)
+    def compare(self, row: StateRow | None) -> None:
+        """Find out what of that which the database had committed under our claim the row has forgotten."""
+        if self._claim is not None and not self._missing:
+            self._missing = self.remembered.missing_in(row, self.claim.fence)
 
-    def _note(self, entry: LostTransaction, found: GenerationOutcome | NotPublished | None = None, *, is_left: bool) -> None:
-        (of_id,) = self.report.ids
-        outcomes = (*of_id.outcomes, found) if isinstance(found, GenerationOutcome) else of_id.outcomes
-        kept = (*of_id.not_published, found) if isinstance(found, NotPublished) else of_id.not_published
-        left = tuple(each for each in of_id.unacknowledged if is_left or each != entry)
-        self.report = RecoveryReport((replace(of_id, outcomes=outcomes, unacknowledged=left, not_published=kept),))
+    def take_forgotten(self) -> CommittedTransactionsForgottenError | None:
+        """The error to raise for what was reported, once."""
+        error, self.forgotten = self.forgotten, None
+        return error
+
+    def note_forgotten(self) -> None:
+        """After a row was read that is behind: record in it what it has forgotten, and report that once (`forgotten`).
+
+        Nothing is reported if what was read was not the newest row, or if nothing of it was sent to Kafka.
+
+        Raises:
+            DualWriteError: The row can't be read or written now; the next transaction finds it again.
+        """
+        row = self._store.read(self._id)
+        self.compare(row)
+        self.parties.run(lambda _: self._record_forgotten(row))
+        if row is not None and row.fence == self.claim.fence:
+            self.remembered.number = min(self.remembered.number, row.transaction_number)
+
+    def _record_forgotten(self, row: StateRow | None) -> Steps[None]:
+        missing = self._missing
+        if not missing:
+            return
+        entry = entry_of(missing, self._producers.kind, self.cluster_id)
+        if row is not None and entry is not None:
+            behind = missing[-1].number if row.fence == self.claim.fence else None
+            yield from record(row.claim, Resolution(lost=entry, behind=behind))
+            row = yield from call(lambda _: self._store.read(self._id))
+            if row is not None and not has_entry(row, entry):
+                entry = None
+        self._missing = ()
+        self.remembered.start(self.claim.fence, 0 if row is None else row.transaction_number)
+        if entry is not None:
+            error = lost_error([(self._id, entry)])
+            assert isinstance(error, CommittedTransactionsForgottenError)
+            log.error("%s", error, transactional_id=self._id)
+            report_forgotten(self._id, entry)
+            self.forgotten = error
 
     # --- ids that the coordinator forgets -----------------------------------------------------------------------------------
 
@@ -354,7 +409,7 @@ class Ownership:
             DualWriteError: As for `start`.
         """
         try:
-            limit = min(CHECK_LIMIT, self._timeouts.kafka)
+            limit = min(CHECK_LIMIT, self.parties.timeouts.kafka)
             described = self._coordinator.describe(self.kafka_transactional_id, timeout=limit)
         except BrokerUnavailableError as error:
             log.debug(
@@ -383,6 +438,8 @@ class Ownership:
         if left > 0:
             return left
         try:
+            if self._store.read_claimed(self.claim).prepared_state != self._committed:
+                self.note_forgotten()
             self._store.record_resolution(self.claim, Resolution(clear_only=self._committed))
             self._committed = None
         except DualWriteError as error:
@@ -402,27 +459,11 @@ class Ownership:
         for each in found:
             log.warning("taking over generation %d: %s", generation, each.outcome.in_words, transactional_id=self._id)
         if found:
-            before = self.report.ids[0] if self.report.ids else IdReport(self._id)
-            known = tuple(each for each in before.outcomes if (each.generation, each.outcome) != (generation, Outcome.NOTHING))
+            before = self.report.outcomes
+            known = tuple(each for each in before if (each.generation, each.outcome) != (generation, Outcome.NOTHING))
             lost = (yield from read(self.claim)).lost
-            self.report = RecoveryReport((replace(before, outcomes=(*known, *found), unacknowledged=lost),))
+            self.report = replace(self.report, outcomes=(*known, *found), unacknowledged=lost)
         return resolver.raised
-
-    @contextmanager
-    def limited(self, seconds: float) -> Iterator[None]:
-        """In the block, no claim and no step at Kafka takes longer than this, even if the time limits are longer."""
-        given = self._timeouts
-        self._timeouts = replace(given, claim=min(given.claim, seconds), kafka=min(given.kafka, seconds))
-        try:
-            yield
-        finally:
-            self._timeouts = given
-
-    def recover(self) -> None:
-        """Claim the id on condition that it is still ours, resolve what is in doubt, and start a new producer."""
-        self.make_claim()
-        self.resolve()
-        self.start()
 
     def drop_producer(self) -> None:
         """Close the producer, if there is one; this does not end a transaction."""
@@ -431,9 +472,14 @@ class Ownership:
             producer.close()
 
     def clear_row(self) -> None:
-        """After a clean end, record in the row that nothing is prepared and nothing is open on our generation."""
+        """After a clean end, record in the row that nothing is prepared and nothing is open on our generation.
+
+        If the row has another state than our last one, the database has gone back: that stays, so that recovery sees it.
+        """
+        last = self._committed
+        ended = Resolution(clear_state=last is None, clear_only=last, resolved_generation=self.generation)
         try:
-            self._store.record_resolution(self.claim, Resolution(clear_state=True, resolved_generation=self.generation))
+            self._store.record_resolution(self.claim, ended)
         except DualWriteError as error:
             log.info(
                 "the last transaction's state, which is committed, could not be cleared: %s", error, transactional_id=self._id

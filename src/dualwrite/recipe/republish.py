@@ -10,20 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
 from dualwrite.errors import DualWriteError, ProducerFencedError, TransactionChangedError, TransactionTimeoutError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import GroupMetadata, ProducerFactory, TransactionalProducer, TransactionCoordinator
-from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers
 from dualwrite.observability.events import MessagesPublishedAgain
-from dualwrite.outages import level_of
-from dualwrite.recipe.ownership import Ownership
-from dualwrite.recovery.lost import found_in_log
-from dualwrite.recovery.report import IdReport, RecoveryReport
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.outages import level_of
+from dualwrite.recipe.ownership import Ownership, Parties
+from dualwrite.recovery.report import GenerationOutcome, IdReport, NotPublished, Outcome
+from dualwrite.recovery.resolve import found_in_log
 from dualwrite.settings import Timeouts
 from dualwrite.state import ConsumedOffset, FoundMessages, GroupOffsets
 from dualwrite.stores.base import Claim, LostTransaction, Republished, Resolution, TxnStateStore
@@ -41,14 +41,10 @@ class LostMessages:
     A transaction that can't be published again is tried once: its entry stays in the row.
 
     Args:
-        store: The database.
-        coordinator: Kafka's side; it also reads the log.
         is_marked: Whether the messages get the header `HEADER`.
     """
 
-    def __init__(self, store: TxnStateStore, coordinator: TransactionCoordinator, *, is_marked: bool = False) -> None:
-        self._store = store
-        self._coordinator = coordinator
+    def __init__(self, *, is_marked: bool = False) -> None:
         self._is_marked = is_marked
         self._kept: set[tuple[str, str]] = set()
         self._searched: dict[tuple[str, str], FoundMessages] = {}
@@ -63,7 +59,7 @@ class LostMessages:
         """
         found = []
         for ownership in owned:
-            for entry in proven_lost(ownership.unacknowledged):  # rule RL
+            for entry in proven_lost(ownership.report.unacknowledged):  # rule RL
                 if self._name(ownership, entry) in self._kept:
                     continue
                 messages = self._found(ownership, entry)
@@ -78,11 +74,13 @@ class LostMessages:
         name = self._name(ownership, entry)
         if name not in self._searched:
             try:
-                found = found_in_log(self._coordinator, entry, ownership.cluster_id, timeout=ownership.timeouts.kafka)
+                found = found_in_log(
+                    ownership.parties.coordinator, entry, ownership.cluster_id, timeout=ownership.parties.timeouts.kafka
+                )
             except DualWriteError as error:
                 if error.retriable:
                     raise
-                found = FoundMessages((), (str(error).rstrip("."),))
+                found = FoundMessages((), (f"{error}".rstrip("."),))
             self._searched[name] = found
         return self._searched[name]
 
@@ -99,44 +97,45 @@ class LostMessages:
                 ownership.restart()
 
     def _publish_one(self, ownership: Ownership, entry: LostTransaction, found: FoundMessages) -> None:
-        producer = ownership.producer
+        producer, store, name = ownership.producer, ownership.parties.store, ownership.transactional_id
+        published = GenerationOutcome(name, entry.generation, Outcome.PUBLISHED_AGAIN, entry.state)
         self._searched.pop(self._name(ownership, entry), None)
-        if not has_entry(self._store.read_claimed(ownership.claim), entry):  # checks the fencing token, too: rule F2
-            ownership.note_gone(entry)
+        if not has_entry(store.read_claimed(ownership.claim), entry):  # checks the fencing token, too: rule F2
+            ownership.note(entry)
             return
         hit("republish_after_check")
         try:
             new = self._prepared(ownership, entry, found)
         except DualWriteError as error:
-            self._store.read_claimed(ownership.claim)  # raises FencedError if a successor is the reason
+            store.read_claimed(ownership.claim)  # raises FencedError if a successor is the reason
             self._abort(producer, ownership, error)
             is_passing = error.retriable and not isinstance(error, TransactionTimeoutError)
             if is_passing or isinstance(error, ProducerFencedError):
                 raise
-            self._keep(ownership, entry, (str(error).rstrip("."),))
+            self._keep(ownership, entry, (f"{error}".rstrip("."),))
             return
         if new is None:
-            producer.abort_transaction(timeout=ownership.timeouts.kafka)
-            self._store.record_resolution(ownership.claim, Resolution(resolved_entry=entry))
-            ownership.note_published(entry)
+            producer.abort_transaction(timeout=ownership.parties.timeouts.kafka)
+            store.record_resolution(ownership.claim, Resolution(resolved_entry=entry))
+            ownership.note(entry, published)
             return
         hit("republish_after_prepare")
         try:
             # rule RI: unless it is certain that this was not written, only recovery may end the transaction at Kafka
-            self._store.record_resolution(ownership.claim, Resolution(republished=new))
+            store.record_resolution(ownership.claim, Resolution(republished=new))
         except TransactionChangedError as error:  # rule RE
             self._abort(producer, ownership, error)
-            ownership.note_gone(entry)
+            ownership.note(entry)
             return
         hit("republish_after_record")
         try:
-            producer.commit_transaction(timeout=ownership.timeouts.kafka)
+            producer.commit_transaction(timeout=ownership.parties.timeouts.kafka)
         except DualWriteError:  # rule KU
-            self._store.read_claimed(ownership.claim)
+            store.read_claimed(ownership.claim)
             raise
         ownership.has_committed(new.state)
         hit("republish_after_commit")
-        ownership.note_published(entry)
+        ownership.note(entry, published)
         if observers.installed:
             observers.notify(MessagesPublishedAgain(ownership.transactional_id, found.messages))
         log.warning(
@@ -152,21 +151,14 @@ class LostMessages:
 
         That is so if the transaction had only offsets, and their groups are further by now.
         """
-        producer, timeouts = ownership.producer, ownership.timeouts
+        producer, timeouts = ownership.producer, ownership.parties.timeouts
         producer.begin_transaction()
         mark = [(HEADER, str(entry.state).encode())] if self._is_marked else []
-        for message in self._coordinator.read_messages(entry.state, found, timeout=timeouts.kafka):
-            producer.send(
-                message.topic,
-                message.value,
-                key=message.key,
-                headers=[*(message.headers or ()), *mark],
-                partition=message.partition,
-                timestamp=message.timestamp,
-            )
+        for message in ownership.parties.coordinator.read_messages(entry.state, found, timeout=timeouts.kafka):
+            producer.send_messages((message._replace(headers=[*(message.headers or ()), *mark]),))  # not all: they may be large
         for group in () if entry.delivery is None else entry.delivery.offsets:
             producer.send_offsets_to_transaction(
-                self._ahead(group, timeouts.kafka), GroupMetadata(group.group_id), timeout=timeouts.kafka
+                self._ahead(group, ownership.parties), GroupMetadata(group.group_id), timeout=timeouts.kafka
             )
         state = producer.prepare_transaction(timeout=timeouts.for_delivery)
         if state is None:
@@ -177,17 +169,17 @@ class LostMessages:
             delivery = replace(delivery, prepared_at=_prepared_at(entry), copy_of=original_of(entry))
         return Republished(entry, state, ownership.generation, delivery)
 
-    def _ahead(self, group: GroupOffsets, timeout: float) -> list[ConsumedOffset]:
+    def _ahead(self, group: GroupOffsets, parties: Parties) -> list[ConsumedOffset]:
         """The offsets that are ahead of what the group has committed since: it must not be set back."""
         keys = [(consumed.topic, consumed.partition) for consumed in group.offsets]
-        now = self._coordinator.committed_positions(group.group_id, keys, timeout=timeout)
+        now = parties.coordinator.committed_positions(group.group_id, keys, timeout=parties.timeouts.kafka)
         return [each for each in group.offsets if each.offset > now.get((each.topic, each.partition), -1)]
 
     def _abort(self, producer: TransactionalProducer, ownership: Ownership, error: DualWriteError) -> None:
         """Abort the new transaction; if that fails, the id must be recovered."""
         log.log(level_of(error), "not published again: %s", error, transactional_id=ownership.transactional_id)
         if not producer.must_be_replaced:
-            producer.abort_transaction(timeout=ownership.timeouts.kafka)
+            producer.abort_transaction(timeout=ownership.parties.timeouts.kafka)
 
     def _keep(self, ownership: Ownership, entry: LostTransaction, reasons: tuple[str, ...]) -> None:
         self._kept.add(self._name(ownership, entry))
@@ -197,13 +189,14 @@ class LostMessages:
             "; ".join(reasons),
             transactional_id=ownership.transactional_id,
         )
-        ownership.note_not_published(entry, reasons)
+        ownership.note(entry, NotPublished(ownership.transactional_id, entry, reasons))
 
     @staticmethod
     def _name(ownership: Ownership, entry: LostTransaction) -> tuple[str, str]:
         return ownership.transactional_id, f"{entry.generation} {entry.state}"
 
 
+@dataclass(frozen=True, slots=True)
 class RecoveryPublisher:
     """Publishes lost transactions again for a Recoverer, with a producer of its own for each id; see `Republisher`.
 
@@ -215,35 +208,21 @@ class RecoveryPublisher:
         is_marked: As for LostMessages.
     """
 
-    def __init__(
-        self,
-        store: TxnStateStore,
-        coordinator: TransactionCoordinator,
-        producers: Callable[[str], ProducerFactory],
-        *,
-        timeouts: Timeouts,
-        is_marked: bool = False,
-    ) -> None:
-        self._store = store
-        self._coordinator = coordinator
-        self._producers = producers
-        self._timeouts = timeouts
-        self._is_marked = is_marked
+    store: TxnStateStore
+    coordinator: TransactionCoordinator
+    producers: Callable[[str], ProducerFactory]
+    timeouts: Timeouts
+    is_marked: bool = False
 
     def publish(self, claim: Claim, report: IdReport) -> IdReport:
-        lost = LostMessages(self._store, self._coordinator, is_marked=self._is_marked)
-        ownership = Ownership(
-            self._store,
-            self._coordinator,
-            self._producers(claim.transactional_id),
-            transactional_id=claim.transactional_id,
-            timeouts=self._timeouts,
-        )
-        ownership.adopt(claim)
-        ownership.report = RecoveryReport((report,))
+        """See `Republisher`."""
+        lost, name = LostMessages(is_marked=self.is_marked), claim.transactional_id
+        ownership = Ownership(Parties(self.store, self.coordinator, self.producers(name), self.timeouts), name)
+        ownership.adopt(claim, self.coordinator.cluster_id(timeout=self.timeouts.kafka))
+        ownership.report = report
         with taken_over(lost, [ownership]) as owned:
             lost.publish(*owned)
-        return ownership.report.ids[0]
+        return ownership.report
 
 
 @contextmanager

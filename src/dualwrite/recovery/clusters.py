@@ -1,7 +1,8 @@
-"""Which Kafka cluster an id is on (rule CL), checked before anything is claimed; and moving an id to another cluster.
+"""Which Kafka cluster ids are on (rule CL), checked before anything is claimed; and moving ids to another cluster.
 
-Recovery on the wrong cluster would not find the prepared transactions, and would report them as lost. So the row stores Kafka's
-`cluster.id`, written when a generation is acquired.
+Recovery on the wrong cluster would not find the prepared transactions, and would report them as lost; and what is published
+there is missing on the right one. So each row stores Kafka's `cluster.id`, written when a generation is acquired: for a new id,
+only if no row of the same name (`name_of`: a prefix, a relay's name, a job) names another cluster.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dualwrite.errors import NotResolvedError, StoreError, shell_word
+from dualwrite.deadline import Limit
+from dualwrite.errors import ClusterMismatchError, NotResolvedError, StoreError, shell_word
 from dualwrite.kafka.base import TransactionCoordinator
-from dualwrite.logs import SubjectLogger
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.recovery.recoverer import describe_owner, existing_row, ids_with_lanes
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow, TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.rows import on_cluster
+from dualwrite.stores.rows import none_elsewhere
+from dualwrite.transactional_id import name_of
 
 log = SubjectLogger(__name__)
 
@@ -25,26 +28,48 @@ log = SubjectLogger(__name__)
 def check_cluster(
     store: TxnStateStore, coordinator: TransactionCoordinator, ids: Iterable[str], *, timeout: float | None = None
 ) -> str:
-    """Check that the database is the original, and that Kafka is the cluster of these ids; return its `cluster.id`.
+    """Check that the database is the original, and that Kafka is the cluster of these ids and of all ids of their names.
 
     Claims nothing.
 
+    Returns:
+        Its `cluster.id`.
+
     Raises:
         StoreCopiedError: The database is a copy, or has moved.
-        ClusterMismatchError: The row of one of the ids names another cluster.
+        ClusterMismatchError: A row names another cluster.
         BrokerUnavailableError: Kafka can't be reached.
         StoreError: The database can't be read.
     """
     store.check_original()
     seen = coordinator.cluster_id(timeout=timeout)
-    for row in map(store.read, ids):
-        if row is not None:
-            on_cluster(row, seen)
+    for name, one in {name_of(each): each for each in ids}.items():
+        none_elsewhere(one, store.elsewhere(name, seen), seen)
     return seen
 
 
+def cluster_that_answers(coordinator: TransactionCoordinator, *, timeout: Limit | None = None) -> str:
+    """The `cluster.id` of the cluster that answers now; the caller compares it with rows before it relies on it.
+
+    A client keeps to the cluster of its first connections. If another one answers now, the first one may have been the wrong
+    one, so the client forgets it.
+    """
+    try:
+        return coordinator.cluster_id(timeout=timeout)
+    except ClusterMismatchError:
+        coordinator.forget_cluster()
+        return coordinator.cluster_id(timeout=timeout)
+
+
+def ids_to_move(store: TxnStateStore, ids: Iterable[str], seen: str) -> list[str]:
+    """These ids, and all others of their names that are not on the cluster `seen`: a name is on one cluster."""
+    chosen = list(ids)
+    names = dict.fromkeys(map(name_of, chosen))
+    return list(dict.fromkeys([*chosen, *(each for name in names for each in store.elsewhere(name, seen))]))
+
+
 @dataclass(frozen=True, slots=True)
-class Move:
+class MovedId:
     """One id, or one lane of it, that was moved.
 
     Args:
@@ -67,8 +92,8 @@ def move_to_cluster(
     *,
     give_up_prepared: bool = False,
     timeout: float,
-) -> tuple[Move, ...]:
-    """Make the rows of the ids name the cluster that answers now, after a permanent move to that cluster.
+) -> tuple[MovedId, ...]:
+    """Make the rows of the ids, and of all ids of their names, name the cluster that answers now, after a permanent move to it.
 
     Transactions prepared on the old cluster can be committed or aborted only there: recover there first. With
     `give_up_prepared` they are given up instead: a committed state stays in the row as UNVERIFIED until it is acknowledged, and
@@ -79,7 +104,7 @@ def move_to_cluster(
     Args:
         store: The database.
         coordinator: The new cluster.
-        ids: The ids of the rows; list each lane by its own id.
+        ids: The ids of the rows, each lane by its own id. Others of their names are added (`ids_to_move`).
         give_up_prepared: See above.
         timeout: Seconds that each claim may wait.
 
@@ -95,7 +120,7 @@ def move_to_cluster(
     """
     store.check_original()
     seen = coordinator.cluster_id()
-    rows = [row for row in (existing_row(store, name) for name in ids) if row.cluster_id != seen]
+    rows = [row for row in (existing_row(store, name) for name in ids_to_move(store, ids, seen)) if row.cluster_id != seen]
     for row in rows:
         if not give_up_prepared:
             _require_resolved(row, seen)
@@ -115,7 +140,7 @@ def _require_resolved(row: StateRow, seen: str) -> None:
     )
 
 
-def _moved(store: TxnStateStore, row: StateRow, seen: str, *, give_up_prepared: bool, timeout: float) -> Move:
+def _moved(store: TxnStateStore, row: StateRow, seen: str, *, give_up_prepared: bool, timeout: float) -> MovedId:
     claim = store.claim(row.transactional_id, describe_owner("mover"), timeout=timeout, expected_fence=row.fence)
     row = store.read_claimed(claim)
     if not give_up_prepared:
@@ -136,7 +161,7 @@ def _moved(store: TxnStateStore, row: StateRow, seen: str, *, give_up_prepared: 
     store.record_resolution(
         claim, Resolution(clear_state=True, lost=given_up, resolved_generation=row.generation, cluster_id=seen)
     )
-    return Move(row.transactional_id, row.cluster_id, seen, given_up)
+    return MovedId(row.transactional_id, row.cluster_id, seen, given_up)
 
 
 @dataclass(frozen=True, slots=True)

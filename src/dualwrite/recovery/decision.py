@@ -32,6 +32,9 @@ class Decision(Enum):
     UNVERIFIED = "unverified"
     """S is unresolved, and the coordinator has no evidence of it left: the log may have some (`decide_by_log`)."""
 
+    FORGOTTEN = "forgotten"
+    """S is not in doubt, and Kafka has committed a later transaction: the database had, too, and has gone back since."""
+
     WAIT = "wait"
     """The coordinator is between two states: describe again."""
 
@@ -61,7 +64,11 @@ def decide(stored: PreparedTxnState | None, described: TransactionDescription | 
     if names(stored, described):
         return _ENDED.get(described.status, Decision.COMMIT)
     if stored is not None and not _has_passed(stored, described):
-        return _without_evidence(stored, described)
+        has_new_producer_id = stored.has_own_epoch and stored.producer_id != described.producer_id
+        return Decision.PROVE if has_new_producer_id else Decision.UNVERIFIED
+    if stored is not None and described.status is TransactionStatus.COMPLETE_COMMIT:
+        is_later = stored.has_own_epoch or described.start_time_ms > (stored.start_time_ms or 0)
+        return Decision.FORGOTTEN if is_later else Decision.NOTHING
     return Decision.ABORT if described.status is TransactionStatus.ONGOING else Decision.NOTHING
 
 
@@ -74,10 +81,11 @@ def _has_passed(stored: PreparedTxnState, described: TransactionDescription) -> 
     return described.epoch >= stored.epoch and described.start_time_ms != stored.start_time_ms
 
 
-def _without_evidence(stored: PreparedTxnState, described: TransactionDescription) -> Decision:
-    if stored.has_own_epoch and stored.producer_id != described.producer_id:
-        return Decision.PROVE
-    return Decision.UNVERIFIED
+def last_committed(stored: PreparedTxnState, described: TransactionDescription) -> PreparedTxnState:
+    """The name of the transaction that D has committed after S; EndTxn v5 has raised its epoch since."""
+    if stored.has_own_epoch:
+        return PreparedTxnState(described.producer_id, described.epoch - 1)
+    return PreparedTxnState(described.producer_id, described.epoch, described.start_time_ms)
 
 
 def decide_by_log(fate: Fate) -> Decision:

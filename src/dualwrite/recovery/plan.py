@@ -5,6 +5,7 @@ Recovery makes this check before it claims an id, so that the owner keeps an id 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,12 +16,11 @@ from typing import Final
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import BrokerError, DualWriteError
 from dualwrite.kafka.base import TransactionCoordinator
-from dualwrite.recovery.decision import Decision, decide
-from dualwrite.recovery.lost import found_in_log
-from dualwrite.recovery.resolve import decision_by_log, proven_by_log
+from dualwrite.recovery.decision import Decision
+from dualwrite.recovery.resolve import decided, decision_by_log, found_in_log, proven_by_log
 from dualwrite.state import FoundMessages, PreparedTxnState, TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostKind, LostTransaction, StateRow, TxnStateStore
-from dualwrite.stores.rows import found_again, on_cluster, proven_lost
+from dualwrite.stores.rows import on_cluster, proven_lost
 
 REASONS: Final = MappingProxyType(
     {
@@ -30,6 +30,7 @@ REASONS: Final = MappingProxyType(
         Decision.LOST: "the database committed the transaction, but Kafka aborted it",
         Decision.PROVE: "the producer id has changed since: EndTxn with the stored one will show how the transaction ended",
         Decision.UNVERIFIED: "the database committed the transaction, but Kafka has no evidence of it",
+        Decision.FORGOTTEN: "Kafka has committed a later transaction than the database knows, which has forgotten it",
         Decision.WAIT: "Kafka is ending the transaction: recovery would wait and check again",
         Decision.NOTHING: "nothing is open: earlier owners of the id would be fenced",
     }
@@ -100,7 +101,7 @@ class IdPlan:
     found: tuple[tuple[LostTransaction, FoundMessages], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RecoveryPlan:
     """What recovery would do, id by id. Iterating over it yields every generation."""
 
@@ -108,6 +109,11 @@ class RecoveryPlan:
 
     def __iter__(self) -> Iterator[GenerationPlan]:
         return (generation for plan in self.ids for generation in plan.generations)
+
+    def __repr__(self) -> str:
+        counts = Counter(found.decision.value for found in self)
+        what = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing open"
+        return f"<{type(self).__name__} of {len(self.ids)} ids: {what}>"
 
     @property
     def failed(self) -> tuple[IdPlan, ...]:
@@ -126,8 +132,8 @@ class RecoveryPlan:
 
     @property
     def would_lose(self) -> tuple[GenerationPlan, ...]:
-        """The generations that recovery would record as lost or unverified."""
-        return tuple(found for found in self if found.decision in (Decision.LOST, Decision.UNVERIFIED))
+        """The generations that recovery would record as lost, unverified or forgotten."""
+        return tuple(found for found in self if found.decision.name in LostKind.__members__)
 
 
 class KafkaCheck:
@@ -170,7 +176,7 @@ class KafkaCheck:
             BrokerError: Kafka, or the coordinator of a generation, does not answer.
         """
         on_cluster(row, self.check())
-        limit = self._limit()
+        limit = None if self._timeout is None else Deadline.after(self._timeout)
         plans = tuple(self._planned(row, generation, limit) for generation in row.generations_to_recover)
         idle = {plan.generation for plan in plans if plan.decision is Decision.NOTHING}
         again = [entry for entry in row.unverified if entry.generation in idle]
@@ -197,17 +203,12 @@ class KafkaCheck:
                 found.append(LostTransaction(LostKind.LOST, plan.state, plan.generation, now, delivery, None, row.cluster_id))
         return tuple((entry, found_in_log(self._coordinator, entry, cluster_id, timeout=self._timeout)) for entry in found)
 
-    def _limit(self) -> Limit | None:
-        return None if self._timeout is None else Deadline.after(self._timeout)
-
     def _planned(self, row: StateRow, generation: int, limit: Limit | None) -> GenerationPlan:
         kafka_id = row.kafka_id(generation)
         described = self._coordinator.describe(kafka_id, timeout=limit)
-        entry = found_again(row, generation, described)
-        stored = row.prepared_state if row.prepared_generation == generation else None
-        if entry is not None:
-            stored = entry.state
-        decision = decide(stored, described)
+        stored, _, decision = decided(row, generation, described)
         if decision is Decision.UNVERIFIED and stored is not None:
             decision = decision_by_log(self._coordinator, stored, row.delivery, limit)
+        if decision is Decision.FORGOTTEN and self._store.read(row.transactional_id) != row:  # a writer has gone on since
+            decision = Decision.NOTHING
         return GenerationPlan(row.transactional_id, generation, kafka_id, decision, stored, described)

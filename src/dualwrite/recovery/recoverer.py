@@ -17,13 +17,12 @@ import socket
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from dualwrite.errors import ConfigurationError, DualWriteError, FencedError, StoreError, TransactionChangedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import TransactionCoordinator
-from dualwrite.logs import SubjectLogger
-from dualwrite.recovery.lost import Republisher
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.recovery.plan import GenerationPlan, IdPlan, KafkaCheck, RecoveryPlan
 from dualwrite.recovery.report import IdReport, RecoveryReport
 from dualwrite.recovery.resolve import resolve_id
@@ -64,15 +63,9 @@ def ids_with_lanes(store: TxnStateStore, ids: Iterable[str] | str | None = None,
     found: dict[str, None] = {}
     for given in [ids] if isinstance(ids, str) else ids:
         found[given] = None
-        found.update(dict.fromkeys(_further_lanes(store, given)))
+        if not TransactionalId.of_row(given).lane:
+            found.update(dict.fromkeys(lanes_of(store.list(given + LANE_MARK), given)))
     return list(found)
-
-
-def _further_lanes(store: TxnStateStore, transactional_id: str) -> list[str]:
-    """The lanes other than lane 0 that have a row; empty if the id is itself that of a lane."""
-    if TransactionalId.of_row(transactional_id).lane:
-        return []
-    return lanes_of(store.list(transactional_id + LANE_MARK), transactional_id)
 
 
 def forget(store: TxnStateStore, transactional_id: str) -> tuple[str, ...]:
@@ -93,7 +86,7 @@ def forget(store: TxnStateStore, transactional_id: str) -> tuple[str, ...]:
         raise _unknown_id(store, transactional_id)
     try:
         for row in map(store.read, ids):
-            if row is not None and _is_open(row):
+            if row is not None and (row.prepared_state is not None or row.unresolved_generations or row.lost):
                 store.forget(row.transactional_id)  # raises NotResolvedError before anything is changed
         for name in reversed(ids):
             store.forget(name)
@@ -119,8 +112,17 @@ def _unknown_id(store: TxnStateStore, transactional_id: str) -> StoreError:
     )
 
 
-def _is_open(row: StateRow) -> bool:
-    return row.prepared_state is not None or bool(row.unresolved_generations) or bool(row.lost)
+class Republisher(Protocol):
+    """Publishes the lost transactions of an id again, for a Recoverer."""
+
+    def publish(self, claim: Claim, report: IdReport) -> IdReport:
+        """Publish the LOST transactions of an id that was resolved under a claim; what became of them is added to the report.
+
+        Raises:
+            FencedError: Another writer or recoverer has claimed the id since.
+            DualWriteError: The database or Kafka did not answer; recovering again resolves what was begun.
+        """
+        ...
 
 
 class Recoverer:
@@ -199,7 +201,7 @@ class Recoverer:
         reports = []
         check = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
         for transactional_id in ids_with_lanes(self._store, ids, prefix=prefix):
-            report = self._recover_one(transactional_id, check, expected_fence=(fences or {}).get(transactional_id))
+            report = self.recover_row(transactional_id, check, expected_fence=(fences or {}).get(transactional_id))
             reports.append(report)
             if progress is not None:
                 progress(report)
@@ -229,9 +231,7 @@ class Recoverer:
             plans: From `plan` or `plan_lanes`. Those without generations, or with an error, are skipped.
         """
         check = KafkaCheck(self._store, self._coordinator, timeout=self._timeouts.kafka)
-        return RecoveryReport(
-            tuple(self._recover_one(plan.transactional_id, check, plan) for plan in plans if plan.generations)
-        )
+        return RecoveryReport(tuple(self.recover_row(plan.transactional_id, check, plan) for plan in plans if plan.generations))
 
     def acknowledge(
         self,
@@ -287,13 +287,18 @@ class Recoverer:
             row = existing_row(self._store, transactional_id)
             if not self._has_work(row):
                 return IdPlan(transactional_id, unacknowledged=row.lost, row=row)
-            plans = check.at(row)
-            found = () if self._republisher is None else check.lost_messages(row, plans)
-            return IdPlan(transactional_id, row.owner, plans, row.lost, row=row, found=found)
+            return self.plan_row(row, check)
         except DualWriteError as error:
             return IdPlan(transactional_id, error=error)
 
-    def _recover_one(
+    def plan_row(self, row: StateRow, check: KafkaCheck) -> IdPlan:
+        """What `recover` would do with one id, or one lane. Raises: as `KafkaCheck.at`."""
+        plans = check.at(row)
+        found = () if self._republisher is None else check.lost_messages(row, plans)
+        owner = row.owner if self._has_work(row) else None
+        return IdPlan(row.transactional_id, owner, plans, row.lost, row=row, found=found)
+
+    def recover_row(
         self,
         transactional_id: str,
         check: KafkaCheck,
@@ -301,8 +306,9 @@ class Recoverer:
         *,
         expected_fence: int | None = None,
     ) -> IdReport:
+        """Recover one id, or one lane; see `recover` and `carry_out`. Threads may share the recoverer."""
         try:
-            return self._resolve(transactional_id, check, planned, expected_fence)
+            return self._recovered(transactional_id, check, planned, expected_fence)
         except FencedError as error:
             row = self._store.read(transactional_id)
             owner = "another process" if row is None else row.owner
@@ -312,7 +318,17 @@ class Recoverer:
             log.info("recovery did not finish: %s", error, transactional_id=transactional_id)  # also in the report
             return IdReport(transactional_id, error=error)
 
-    def _resolve(
+    def resolve(self, claim: Claim) -> IdReport:
+        """Resolve an id under a claim, and publish what is lost on it again, if that is wanted.
+
+        Raises: as `resolve_id`, and as `Republisher.publish`.
+        """
+        report = resolve_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)
+        if self._republisher is None or not proven_lost(report.unacknowledged):
+            return report
+        return self._republisher.publish(claim, report)
+
+    def _recovered(
         self, transactional_id: str, check: KafkaCheck, planned: IdPlan | None, expected_fence: int | None
     ) -> IdReport:
         row = existing_row(self._store, transactional_id)
@@ -324,10 +340,7 @@ class Recoverer:
         else:
             claim = self._claim_as_planned(planned, row, found)
         hit("recover_after_claim")
-        report = resolve_id(self._store, self._coordinator, claim, timeout=self._timeouts.kafka)
-        if self._republisher is None or not proven_lost(report.unacknowledged):
-            return report
-        return self._republisher.publish(claim, report)
+        return self.resolve(claim)
 
     def _has_work(self, row: StateRow) -> bool:
         """Whether there is something to resolve on an id, or to publish again."""

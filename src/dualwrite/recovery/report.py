@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from dualwrite.errors import DualWriteError, LostTransactionError, RecoveryError, UnverifiedTransactionError, shell_word
+from dualwrite.errors import (
+    CommittedTransactionsForgottenError,
+    DualWriteError,
+    LostTransactionError,
+    RecoveryError,
+    UnverifiedTransactionError,
+    shell_word,
+)
 from dualwrite.state import PreparedTxnState, ProducerKind, state_text
 from dualwrite.stores.base import LostKind, LostTransaction
 
@@ -31,6 +38,9 @@ class Outcome(Enum):
     UNVERIFIED = "UNVERIFIED"
     """The database had committed, and Kafka has no evidence left. Recorded in the row."""
 
+    FORGOTTEN = "FORGOTTEN"
+    """Both sides had committed transactions that the database has forgotten since. Recorded in the row."""
+
     PUBLISHED_AGAIN = "PUBLISHED_AGAIN"
     """The database had committed, and Kafka had aborted; the messages were published again by a new transaction."""
 
@@ -47,8 +57,8 @@ class Outcome(Enum):
 
     @property
     def lost_kind(self) -> LostKind | None:
-        """How the row records this outcome, or None if nothing is lost or unverified."""
-        return LostKind(self.value) if self in (Outcome.LOST, Outcome.UNVERIFIED) else None
+        """How the row records this outcome, or None if nothing is lost, unverified or forgotten."""
+        return LostKind.__members__.get(self.name)
 
 
 _IN_WORDS: Final = {
@@ -57,6 +67,7 @@ _IN_WORDS: Final = {
     Outcome.ABORTED: "the database had not committed; Kafka's side is aborted now",
     Outcome.LOST: "the database had committed, and Kafka had aborted",
     Outcome.UNVERIFIED: "the database had committed, and Kafka has no evidence left",
+    Outcome.FORGOTTEN: "Kafka had committed a later transaction than the database knows, which has forgotten it",
     Outcome.PUBLISHED_AGAIN: "the database had committed, and Kafka had aborted; its messages are published again now",
     Outcome.NOTHING: "nothing was open or in doubt",
 }
@@ -71,7 +82,7 @@ class GenerationOutcome:
         generation: The generation.
         outcome: Its outcome.
         state: The stored state concerned, if any.
-        lost: What the row has recorded, if the outcome is LOST or UNVERIFIED.
+        lost: What the row has recorded, if the outcome is LOST, UNVERIFIED or FORGOTTEN.
     """
 
     transactional_id: str
@@ -169,7 +180,7 @@ class RecoveryReport:
             raise RecoveryError(
                 f"{len(self.failed)} of {len(self.ids)} ids could not be recovered.",
                 transactional_id=first.transactional_id,
-                cause=str(first.error),
+                cause=f"{first.error}",
                 next_step="prepared transactions stay prepared; fix the cause and recover again",
                 report=self,
             ) from first.error
@@ -194,15 +205,17 @@ def lost_error(
 
     Returns:
         LostTransactionError: Kafka provably aborted what the database committed. Or UnverifiedTransactionError: Kafka has no
-        evidence of what the database committed.
+        evidence of what the database committed. Or CommittedTransactionsForgottenError: the database has forgotten it.
     """
-    found = sorted(unacknowledged, key=lambda entry: entry[1].kind is not LostKind.LOST)
+    kinds = list(LostKind)
+    found = sorted(unacknowledged, key=lambda entry: kinds.index(entry[1].kind))
     if not found:
         return None
     transactional_id, lost = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     facts = {"state": state_text(lost.state), "generation": lost.generation, "delivery": lost.delivery}
-    text = "" if lost.delivery is None else f" It had {lost.delivery}."
+    whose = "They" if lost.kind is LostKind.FORGOTTEN else "It"
+    text = "" if lost.delivery is None else f" {whose} had {lost.delivery}."
     command = f"dualwrite recover --id {shell_word(transactional_id)}"
     acknowledge = f"`{command} --acknowledge`, then publish its messages from your data"
     if lost.kind is LostKind.LOST:
@@ -215,6 +228,18 @@ def lost_error(
             transactional_id=transactional_id,
             cause=_why_lost(lost.producer),
             next_step=acknowledge if reasons else republish,
+            **facts,
+        )
+    if lost.kind is LostKind.FORGOTTEN:
+        return CommittedTransactionsForgottenError(
+            f"The database has forgotten {lost.transactions} or more transactions that it had committed, the newest of them "
+            f"{lost.state}: their messages are visible, their rows are gone{more}.{text}",
+            transactional_id=transactional_id,
+            cause="it has gone back to an earlier state: a failover to a standby that lacked the last commits, a restored "
+            "backup, or a crash with synchronous_commit=off",
+            next_step="compare these messages with your data, which lacks what was committed with them (see the page about "
+            f"failovers); then `{command} --acknowledge`. The writer goes on",
+            transactions=lost.transactions,
             **facts,
         )
     return UnverifiedTransactionError(

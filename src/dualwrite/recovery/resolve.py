@@ -17,27 +17,27 @@ UC  look again for a transaction recorded as UNVERIFIED: if it is found ongoing 
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, NoReturn
 
-from dualwrite.deadline import Deadline, Limit
+from dualwrite.deadline import Deadline, Limit, Pauses
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import EndingTransaction, EndTxnResult, TransactionCoordinator
 from dualwrite.kafka.client.kafka_errors import ErrorCode
-from dualwrite.logs import SubjectLogger
 from dualwrite.observability import observers
-from dualwrite.observability.events import TransactionRecovered
-from dualwrite.recovery.decision import Decision, decide, decide_by_log
+from dualwrite.observability.events import TransactionRecovered, TransactionsForgotten
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.recovery.decision import Decision, decide, decide_by_log, last_committed
 from dualwrite.recovery.report import GenerationOutcome, IdReport, Outcome
 from dualwrite.recovery.side_by_side import SideBySide, Steps, call, describe, end, pause, read, record
 from dualwrite.state import (
     LAST_EPOCH,
     Delivery,
+    FoundMessages,
     Place,
     PreparedTxnState,
     ProducerKind,
@@ -45,25 +45,31 @@ from dualwrite.state import (
     TransactionStatus,
 )
 from dualwrite.stores.base import Claim, LostKind, LostTransaction, Resolution, StateRow, TxnStateStore
-from dualwrite.stores.rows import found_again, on_cluster
+from dualwrite.stores.rows import found_again, has_entry, on_cluster
 
 log = SubjectLogger(__name__)
 
-_AGAIN: Final = 2.0
+_MAX_LOG_SECONDS: Final = 2.0
 """The maximum seconds for reading the log again for UNVERIFIED entries: nothing is open, so recovery should not wait for it."""
 
-
-_LEAST: Final = 0.5
+_MIN_LOG_SECONDS: Final = 0.5
 """The least seconds for one entry, however many there are: more than a new connection takes."""
 
-_PAUSE: Final = 0.01
-_LONGEST_PAUSE: Final = 0.5
-_OUTCOMES: Final = {
-    Decision.ALREADY_COMMITTED: Outcome.ALREADY_COMMITTED,
-    Decision.LOST: Outcome.LOST,
-    Decision.UNVERIFIED: Outcome.UNVERIFIED,
-    Decision.NOTHING: Outcome.NOTHING,
-}
+_PAUSES: Final = 0.01, 0.5  # seconds
+
+
+def decided(
+    row: StateRow, generation: int, described: TransactionDescription | None
+) -> tuple[PreparedTxnState | None, LostTransaction | None, Decision]:
+    """The state of a generation that is to be resolved, and the decision on it.
+
+    That is S, or the state of an UNVERIFIED entry that was found again, which is returned as well (rule UC).
+    """
+    stored = row.prepared_state if row.prepared_generation == generation else None
+    entry = found_again(row, generation, described)
+    if entry is None or entry.state == stored:
+        return stored, None, decide(stored, described)
+    return entry.state, entry, decide(entry.state, described)
 
 
 def decision_by_log(
@@ -101,6 +107,20 @@ def _fields(place: Place) -> dict[str, Any]:
     return {"topic": place.topic, "partition": place.partition, "offset": place.first_offset}
 
 
+def found_in_log(
+    coordinator: TransactionCoordinator, entry: LostTransaction, cluster_id: str, *, timeout: Limit | None = None
+) -> FoundMessages:
+    """The messages of a LOST transaction that can still be read on a cluster, whose `cluster.id` is given.
+
+    Raises: as for `TransactionCoordinator.find_messages`.
+    """
+    if entry.delivery is None:
+        return FoundMessages((), ("the row does not say where its messages are",))
+    if not entry.cluster_id or entry.cluster_id != cluster_id:  # rule RC: the same offsets may be those of other messages
+        return FoundMessages((), (f"its messages are on another Kafka cluster, {entry.cluster_id or 'which is not known'}",))
+    return coordinator.find_messages(entry.state, entry.delivery, timeout=timeout)
+
+
 def proven_by_log(
     coordinator: TransactionCoordinator, row: StateRow, entries: Iterable[LostTransaction], limit: Limit | None
 ) -> Iterator[tuple[LostTransaction, Decision]]:
@@ -109,9 +129,9 @@ def proven_by_log(
     An entry is skipped if it was recorded for another cluster than the row's: here, the same offset may have another
     transaction with the same producer id and epoch. If the log can't be read now, the entry stays UNVERIFIED.
     """
-    deadline = Deadline.after(_AGAIN) if limit is None else Deadline.of(limit).within(_AGAIN)
+    deadline = Deadline.after(_MAX_LOG_SECONDS) if limit is None else Deadline.of(limit).within(_MAX_LOG_SECONDS)
     comparable = [entry for entry in entries if entry.cluster_id and entry.cluster_id == row.cluster_id]
-    for share, entry in deadline.shared(comparable, least=_LEAST):
+    for share, entry in deadline.shared(comparable, least=_MIN_LOG_SECONDS):
         try:
             decision = decision_by_log(coordinator, entry.state, entry.delivery, share)
         except BrokerError:  # logged above
@@ -140,7 +160,8 @@ def resolve_id(store: TxnStateStore, coordinator: TransactionCoordinator, claim:
     """
     deadline = Deadline.after(timeout)
     row = on_cluster(store.read_claimed(claim), coordinator.cluster_id(timeout=deadline))
-    return SideBySide(store, coordinator, deadline).run_one(resolving(coordinator, claim, row, deadline))
+    (report,) = SideBySide(store, coordinator, deadline).run([resolving(coordinator, claim, row, deadline)])
+    return report
 
 
 def resolving(coordinator: TransactionCoordinator, claim: Claim, row: StateRow, deadline: Deadline) -> Steps[IdReport]:
@@ -174,7 +195,7 @@ def _found_in_log(
     proven = yield from call(lambda deadline: list(proven_by_log(coordinator, row, left, deadline)))
     found = []
     for entry, decision in proven:
-        outcome = _OUTCOMES[decision]
+        outcome = Outcome[decision.name]
         lost = yield from _record_found_again(claim, entry, outcome)
         found.append(GenerationOutcome(claim.transactional_id, entry.generation, outcome, entry.state, lost))
         _report(found[-1])
@@ -197,8 +218,18 @@ def _record_found_again(claim: Claim, entry: LostTransaction, outcome: Outcome) 
 
 
 def _report(found: GenerationOutcome) -> None:
+    log.info("generation %d: %s", found.generation, found.outcome.in_words, transactional_id=found.transactional_id)
     if observers.installed:
         observers.notify(TransactionRecovered(found.transactional_id, found.generation, found.outcome.value))
+    if found.outcome is Outcome.FORGOTTEN and found.lost is not None:
+        report_forgotten(found.transactional_id, found.lost)
+
+
+def report_forgotten(transactional_id: str, entry: LostTransaction) -> None:
+    """Tell observers what the database has forgotten."""
+    if observers.installed:
+        messages = 0 if entry.delivery is None else entry.delivery.messages
+        observers.notify(TransactionsForgotten(transactional_id, entry.transactions, messages))
 
 
 class Described(NamedTuple):
@@ -238,6 +269,7 @@ class GenerationResolver:
         self._delivery: Delivery | None = None
         self._producer: ProducerKind | None = None
         self._cluster_id = ""
+        self._forgotten: LostTransaction | None = None  # what Kafka has committed after S
         self._found: list[GenerationOutcome] = []
         self._described_at = 0.0
         self.raised: EndTxnResult | None = None
@@ -252,13 +284,12 @@ class GenerationResolver:
             The outcomes in order, or a single NOTHING. There can be two: that of the stored state, and the abort of another
             transaction that was open.
         """
-        seconds = _PAUSE
+        pauses = Pauses(*_PAUSES)
         while not (yield from self._round(described)):
             described = None
-            yield from pause(seconds * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; not a secret)
+            yield from pause(next(pauses))
             if self._deadline.expired:
                 self._give_up()
-            seconds = min(2 * seconds, _LONGEST_PAUSE)
         return tuple(self._found) or (self._outcome(Outcome.NOTHING, None),)
 
     def _round(self, found: Described | None) -> Steps[bool]:
@@ -267,12 +298,10 @@ class GenerationResolver:
         described, self._described_at = found or (yield from described_now(self._kafka_id))
         hit("recover_after_describe")
         row = yield from read(self._claim)
-        stored = row.prepared_state if row.prepared_generation == self._generation else None
+        stored, entry, decision = decided(row, self._generation, described)
         self._delivery, self._producer, self._cluster_id = row.delivery, row.kind_of(self._generation), row.cluster_id
-        entry = found_again(row, self._generation, described)
-        if entry is not None and described is not None and stored != entry.state:
-            return (yield from self._resolve(entry, described))
-        decision = decide(stored, described)
+        if entry is not None and described is not None:
+            return (yield from self._resolve(entry, described, decision))
         log.debug("stored %s, described %s: %s", stored, described, decision.value, kafka_transactional_id=self._kafka_id)
         hit("recover_after_decision")
         match decision:
@@ -289,19 +318,23 @@ class GenerationResolver:
             case Decision.UNVERIFIED:
                 assert stored is not None
                 outcome = yield from self._read_in_log(stored)
+            case Decision.FORGOTTEN:
+                assert stored is not None
+                assert described is not None
+                self._forgotten = yield from self._committed_since(stored, described)
+                outcome = Outcome.NOTHING if has_entry(row, self._forgotten) else Outcome.FORGOTTEN
             case _:
-                outcome = _OUTCOMES[decision]
+                outcome = Outcome[decision.name]
         if described is not None and described.status is TransactionStatus.ONGOING:
             yield from self._record_resolution(outcome, stored)
             return False  # the open transaction is not the one that S names: the next round aborts and reports it
         return (yield from self._record_and_fence(outcome, stored, described))
 
-    def _resolve(self, entry: LostTransaction, described: TransactionDescription) -> Steps[bool]:
+    def _resolve(self, entry: LostTransaction, described: TransactionDescription, decision: Decision) -> Steps[bool]:
         """End an unverified transaction that was found again, which the database had committed (rule UC)."""
-        decision = decide(entry.state, described)
         if decision is Decision.WAIT:
             return False
-        outcome = Outcome.COMMITTED if decision is Decision.COMMIT else _OUTCOMES[decision]
+        outcome = Outcome.COMMITTED if decision is Decision.COMMIT else Outcome[decision.name]
         if decision is Decision.COMMIT and (yield from self._end_by_epoch(described, commit=True)) is None:
             return False
         self._remember(outcome, entry.state, (yield from _record_found_again(self._claim, entry, outcome)))
@@ -367,7 +400,23 @@ class GenerationResolver:
     def _read_in_log(self, stored: PreparedTxnState) -> Steps[Outcome]:
         """How the transaction ended according to the log, if the coordinator forgot it (`transactional.id.expiration.ms`)."""
         found = yield from call(lambda deadline: decision_by_log(self._coordinator, stored, self._delivery, deadline))
-        return _OUTCOMES[found]
+        return Outcome[found.name]
+
+    def _committed_since(self, stored: PreparedTxnState, described: TransactionDescription) -> Steps[LostTransaction]:
+        """What Kafka has committed after S, as far as the log shows it soon: nothing is open, so nobody should wait for it."""
+        count, found = 1, None
+        if (earlier := self._delivery) is not None:
+            count, found = yield from call(
+                lambda limit: self._coordinator.find_later(stored, earlier, timeout=limit.within(_MAX_LOG_SECONDS))
+            )
+        return self._entry(LostKind.FORGOTTEN, last_committed(stored, described), found, max(count, 1))
+
+    def _entry(
+        self, kind: LostKind, state: PreparedTxnState, delivery: Delivery | None, transactions: int = 1
+    ) -> LostTransaction:
+        """An entry for the row, found now."""
+        known = delivery, self._producer, self._cluster_id
+        return LostTransaction(kind, state, self._generation, datetime.now(UTC), *known, transactions)
 
     def _ask_for_proof(self, producer_id: int, epoch: int) -> Steps[EndTxnResult]:
         """Send EndTxn(commit) with a producer id that the id no longer has: this changes nothing, but the answer is proof."""
@@ -410,12 +459,14 @@ class GenerationResolver:
         if stored is not None:
             kind = outcome.lost_kind
             if kind is not None:
-                now = datetime.now(UTC)
-                lost = LostTransaction(kind, stored, self._generation, now, self._delivery, self._producer, self._cluster_id)
+                lost = self._forgotten if kind is LostKind.FORGOTTEN else None
+                lost = lost or self._entry(kind, stored, self._delivery)
                 level = logging.WARNING if kind is LostKind.LOST else logging.ERROR  # lost ones may be published again
-                log.log(level, "transaction %s: %s", stored, outcome.in_words, transactional_id=self._claim.transactional_id)
+                log.log(
+                    level, "transaction %s: %s", lost.state, outcome.in_words, transactional_id=self._claim.transactional_id
+                )
             yield from self._clear_state(stored, lost=lost)
-        self._remember(outcome, stored, lost)
+        self._remember(outcome, stored if lost is None else lost.state, lost)
 
     def _clear_state(self, stored: PreparedTxnState, *, lost: LostTransaction | None) -> Steps[None]:
         log.debug("clearing state %s", stored, kafka_transactional_id=self._kafka_id)

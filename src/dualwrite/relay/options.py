@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.outbox.drain import BatchOptions
-from dualwrite.outbox.layout import GENERIC, OutboxLayout
-from dualwrite.settings import check_count, check_seconds
+from dualwrite.relay.drain import BatchOptions
+from dualwrite.relay.layout import GENERIC, OutboxLayout
+from dualwrite.settings import Timeouts, check_count, check_seconds
+from dualwrite.stores.base import TxnStateStore
+
+_DELIVERY_TO_FILE: Final = 2.0
+"""The default of `Timeouts.delivery` on SQLite, where others wait for the transaction: sqlite3 gives up after 5 s."""
 
 OnPoison = Literal["dead_letter", "stop"]
 
@@ -58,3 +62,10 @@ class RelayOptions:
             raise ConfigurationError(f"on_poison must be dead_letter or stop, not {self.on_poison!r}.")
         if self.shards == 1 and self.shard_by is not None:
             raise ConfigurationError("shard_by has no meaning with one shard.", next_step="give shards=…, or leave it out")
+
+
+def relay_timeouts(given: Timeouts, store: TxnStateStore) -> Timeouts:
+    """The time limits, with a shorter default for `delivery` than a writer's, since rows are locked as long as it waits."""
+    if given.delivery is None and store.is_local:
+        return replace(given, delivery=_DELIVERY_TO_FILE)
+    return given.in_pool()

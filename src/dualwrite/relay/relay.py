@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -13,30 +13,25 @@ from typing import Any, Final, Self
 
 from sqlalchemy import URL, Engine
 
-from dualwrite.api import WriterOptions, connect, open_recoverer
 from dualwrite.deadline import Deadline, check_may_block
-from dualwrite.errors import DualWriteError, FencedError, UsageError
+from dualwrite.errors import DualWriteError, FencedError, HostClockError, UsageError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
-from dualwrite.logs import SubjectLogger
 from dualwrite.observability.health import CHECK_LIMIT, Asking, Part, RelayHealth, goes_on
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.outages import database_at, level_of
 from dualwrite.observability.readings import Reading, add_source, remove_source
-from dualwrite.opening import Kafka, as_store
-from dualwrite.outages import database_at, level_of
-from dualwrite.outbox.dead_letters import DeadLetters
-from dualwrite.outbox.drain import Drain, Turn, replay, sql_store
-from dualwrite.outbox.outbox_sql import Shard
-from dualwrite.outbox.outbox_table import OutboxTable
+from dualwrite.opening import Kafka, as_store, connected, open_recoverer
 from dualwrite.pool.pool_ids import RENEWALS, Adoption, LeasedIds
-from dualwrite.recovery.recoverer import Recoverer
-from dualwrite.relay.defaults import key_hash, relay_timeouts
-from dualwrite.relay.options import RelayOptions
-from dualwrite.relay.shard_leases import ShardLeases
-from dualwrite.relay.shard_relay import ShardRelay
-from dualwrite.relay.status import RelayStatus, status_of
-from dualwrite.relay.wake_up import Listener
+from dualwrite.process import StopFlag, stopped_by_sigterm
+from dualwrite.relay.dead_letters import DeadLetters
+from dualwrite.relay.drain import Drain, Turn, leased_id, replay, sql_store
+from dualwrite.relay.listener import Listener
+from dualwrite.relay.options import RelayOptions, relay_timeouts
+from dualwrite.relay.outbox_sql import Shard, key_hash, users_sql
+from dualwrite.relay.outbox_table import OutboxTable, why_unordered
+from dualwrite.relay.shards import RelayStatus, ShardDrainer, ShardLeases, status_of
 from dualwrite.settings import Settings, check_seconds
-from dualwrite.stopping import StopFlag, stopped_by_sigterm
 from dualwrite.stores.leases import numbered
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.transactional_id import validate_transactional_id
@@ -44,18 +39,20 @@ from dualwrite.writer import DualWriter
 
 log = SubjectLogger(__name__)
 
-_LOOK: Final = 1.0
+_LOOK_SECONDS: Final = 1.0
 """Seconds between two looks at the leases, and the longest that a relay that waits takes to notice a free shard."""
 
-_STEP: Final = 0.1
-_CHECK: Final = 5.0
+_STEP_SECONDS: Final = 0.1
+_CHECK_SECONDS: Final = 5.0
 """Seconds in which Kafka must answer after an outage, before rows are locked again."""
 
-_STANDSTILL: Final = 300.0
+_STANDSTILL_SECONDS: Final = 300.0
 """Seconds after which a shard that has not tried to publish rows stands still: each attempt has shorter limits."""
 
 _LARGE_NUMBER: Final = 99_999
 """A number for which a relay's name must leave room in its ids."""
+
+_CONNECTING: Final = frozenset({"producer", "two_phase", "lanes", "on_lost", "timeouts"})
 
 
 class Relay:
@@ -95,22 +92,20 @@ class Relay:
         schema: str | None = None,
         **connecting: Any,
     ) -> None:
-        for given in connecting.keys() - WriterOptions.__annotations__.keys():
+        for given in connecting.keys() - _CONNECTING:
             raise TypeError(f"Relay() got an unexpected keyword argument {given!r}")
         self._options = options or RelayOptions()
         self._name = name or f"relay.{self._options.layout.table}"
-        validate_transactional_id(numbered(self._name, _LARGE_NUMBER), lanes=connecting.get("lanes") or 1)
-        chosen = (settings or Settings.from_environment()).with_changes(
-            schema=schema, timeouts=connecting.pop("timeouts", None)
-        )
+        chosen = (settings or Settings.from_environment()).with_changes(schema=schema, **connecting)
+        validate_transactional_id(numbered(self._name, _LARGE_NUMBER), lanes=chosen.lanes or 1)
         self._kafka = kafka
-        self._connecting = connecting
         self._stopped = StopFlag()
         self._running = threading.Lock()
-        self._shards: dict[str, ShardRelay] = {}
+        self._shards: dict[str, ShardDrainer] = {}
         self._counting = threading.Lock()
         self._asking = Asking()
         self._published = self._dead = 0
+        self._may_publish = False
         store = as_store(database, chosen)
         self._settings = replace(chosen, timeouts=relay_timeouts(chosen.timeouts, store))
         with ExitStack() as failed:
@@ -122,29 +117,34 @@ class Relay:
             self._dead_letters = DeadLetters(self._store, self._name)
             self._dead_letters.check()
             self._table = OutboxTable(self._store, self._options.layout)
+            if unordered := why_unordered(self._store, self._options.layout):
+                log.warning("%s", unordered, prefix=self._name)
             self._sources = self._made_sources()
-            self._listener = self._made_listener()
-            self._open_leases()
+            self._new_listener()  # raises if there can be none
+            leases, side = self._store.leases, database_at(self._store.description, is_local=self._store.is_local)
+            self._ids = LeasedIds(leases, self._name, seconds=self._options.lease, database=side, role="relay")
+            self._ids.on_lost = self._lost
+            self._shard_leases = ShardLeases(leases, self._ids, self._name, self._options.shards)
+            open_one = partial(open_recoverer, self._store, kafka=self._kafka, settings=self._settings)
+            self._adoption = Adoption(self._store, leases, self._ids, self._name, open_one)
             failed.pop_all()
         add_source(self)
 
-    def _open_leases(self) -> None:
-        leases = self._store.leases
-        side = database_at(self._store.description, is_local=self._store.is_local)
-        self._ids = LeasedIds(leases, self._name, seconds=self._options.lease, database=side, role="relay")
-        self._ids.on_lost = self._lost
-        self._shard_leases = ShardLeases(leases, self._ids, self._name, self._options.shards)
-        self._adoption = Adoption(self._store, leases, self._ids, self._name, self._recoverer)
+    def _new_listener(self) -> Listener | None:
+        channel = self._options.listen
+        return None if channel is None else Listener(self._store.engine, channel, self._name, self._wake)
 
-    def _made_listener(self) -> Listener | None:
-        return None if self._options.listen is None else Listener(self._store.engine, self._options.listen, self._name)
+    def _wake(self) -> None:
+        for shard in list(self._shards.values()):
+            shard.wake()
 
     def _made_sources(self) -> dict[str, OutboxTable]:
         """The table of each shard, by its id."""
         options, count = self._options, self._options.shards
         if count == 1:
             return {numbered(self._name, 1): self._table}
-        expression = options.shard_by or key_hash(options.layout, self._store)
+        by = options.shard_by
+        expression = key_hash(options.layout, self._store.engine.dialect.name) if by is None else users_sql(by)
         shards = [Shard(expression, number, count) for number in range(count)]
         return {numbered(self._name, shard.number + 1): OutboxTable(self._store, options.layout, shard) for shard in shards}
 
@@ -195,7 +195,10 @@ class Relay:
             ConfigurationError: The time limit is not a number of seconds from 0 to 1000000.
         """
         check_seconds("timeout", timeout, may_be_zero=True)
-        asks: dict[str, Callable[[], object]] = {"database": self._store.check, "kafka": partial(self._check_kafka, timeout)}
+        asks: dict[str, Callable[[], object]] = {
+            "database": self._store.check_now,
+            "kafka": partial(self._check_kafka, timeout),
+        }
         answers = self._asking.answers(asks, Deadline.after(timeout))
         is_running, shards, now = self._running.locked(), list(self._shards.values()), time.monotonic()
         return RelayHealth(
@@ -203,7 +206,7 @@ class Relay:
             answers["database"],
             answers["kafka"],
             Part(is_ok=True, text=", ".join(each.name for each in shards) or "none"),
-            goes_on(max((now - each.tried_at for each in shards), default=0.0), _STANDSTILL),
+            goes_on(max((now - each.tried_at for each in shards), default=0.0), _STANDSTILL_SECONDS),
         )
 
     def status(self) -> RelayStatus:
@@ -212,8 +215,8 @@ class Relay:
         Raises:
             StoreError: The database's own errors, translated.
         """
-        leases = [each for each in self._store.leases.entries(f"{self._name}.") if each.transactional_id in self._sources]
-        return status_of(self._name, self._table, self._dead_letters, leases)
+        leases, unordered = self._store.leases.entries(f"{self._name}."), why_unordered(self._store, self._options.layout)
+        return status_of(self._name, self._table, self._dead_letters, leases, unordered)
 
     # --- running ----------------------------------------------------------------------------------------------------------
 
@@ -224,11 +227,12 @@ class Relay:
     def run(self, *, until_empty: bool = False) -> None:
         """Publish rows until `stop`. In the main thread SIGTERM stops it too. It can be called again after that.
 
-        Transient errors are retried, for as long as they last: conflicts, locks, and a database or brokers that can't be
-        reached.
+        Transient errors are retried, for as long as they last: conflicts, locks, a database or brokers that can't be reached, a
+        database that takes no writes, a clock of this host that is wrong.
 
         Args:
-            until_empty: End as soon as there is no row to publish, either by this relay or by another one.
+            until_empty: End as soon as there is no row to publish, either by this relay or by another one; or with
+                HostClockError, for which `run` waits otherwise.
 
         Raises:
             LostTransactionError, UnverifiedTransactionError: As for `DualWriter.transaction` and `open`: rows were removed, and
@@ -239,16 +243,11 @@ class Relay:
             UsageError: It is running already, or an event loop runs in the thread, which it would block.
         """
         check_may_block("Relay.run()", "a thread: `await asyncio.to_thread(relay.run)`")
-        with self._used("run()"), stopped_by_sigterm(self.stop):
-            self._listener = self._made_listener()
+        with self._used("run()"), stopped_by_sigterm(self.stop), self._new_listener() or nullcontext():
             try:
-                if self._listener is not None:
-                    self._listener.start()
                 self._supervise(until_empty=until_empty)
             finally:
                 self._stop_shards(list(self._shards.values()))
-                if self._listener is not None:
-                    self._listener.close()
                 self._stopped.clear()
 
     def run_once(self) -> int:
@@ -264,7 +263,7 @@ class Relay:
             self._take_shards()
             return sum(self._turn_of(shard) for shard in list(self._shards.values()))
 
-    def _turn_of(self, shard: ShardRelay) -> int:
+    def _turn_of(self, shard: ShardDrainer) -> int:
         try:
             return shard.turn().rows
         except FencedError:  # the next call opens another writer, if the shard is still ours
@@ -303,19 +302,22 @@ class Relay:
 
     def _supervise(self, *, until_empty: bool) -> None:
         for shard in self._shards.values():  # of `run_once`
-            self._listen_for(shard)
             shard.start()
         next_look = next_search = 0.0
         while not self._stopped.is_set():
             now = time.monotonic()
             if now >= next_look:
-                next_look = now + min(_LOOK, self._options.lease / RENEWALS)
+                next_look = now + min(_LOOK_SECONDS, self._options.lease / RENEWALS)
                 self._balance(search=now >= next_search)
                 next_search = next_search if now < next_search else now + self._ids.interval
             self._check_shards()
-            if until_empty and self._is_empty():
-                return
-            self._stopped.wait(_STEP)
+            if until_empty:
+                for shard in self._shards.values():
+                    if isinstance(shard.waits_for, HostClockError):  # somebody must correct the clock
+                        raise shard.waits_for
+                if self._is_empty():
+                    return
+            self._stopped.wait(_STEP_SECONDS)
 
     def _balance(self, *, search: bool) -> None:
         """Take and release shards, and recover ids that no relay uses any more; errors are retried at the next look."""
@@ -334,29 +336,24 @@ class Relay:
 
     def _take_shards(self) -> int:
         """Begin to work on the shards that are leased now; return how many are too many."""
+        if not self._may_publish:  # whoever only looks at the outbox needs fewer rights
+            layout = self._options.layout
+            uses = ("writer", "relay", "deletes" if layout.published is None else "marks")
+            self._store.short_transactions.check_rights(*uses, outbox=layout.table)
+            self._may_publish = True
         ours, excess = self._shard_leases.balance()
         for name in ours:
             if name not in self._shards:
-                self._shards[name] = self._made_shard(name)
+                self._shards[name] = ShardDrainer(
+                    name,
+                    self._store,
+                    self._ids,
+                    partial(self._open_drain, name),
+                    self._check_kafka,
+                    self._options,
+                    self._count,
+                )
         return excess
-
-    def _made_shard(self, name: str) -> ShardRelay:
-        made = ShardRelay(
-            name,
-            self._store,
-            lambda: self._open_writer(name),
-            lambda writer: self._drain(writer, self._sources[name]),
-            lambda: self._ids.keeps(name),
-            self._check_kafka,
-            self._options,
-            self._done,
-        )
-        self._listen_for(made)
-        return made
-
-    def _listen_for(self, shard: ShardRelay) -> None:
-        if self._listener is not None:
-            self._listener.add(shard.wake_up)
 
     def _check_shards(self) -> None:
         """Forget the shards whose threads have ended; raise their error if they have one."""
@@ -365,19 +362,17 @@ class Relay:
             if shard.error is not None:
                 raise shard.error
 
-    def _stop_shards(self, shards: list[ShardRelay]) -> None:
+    def _stop_shards(self, shards: list[ShardDrainer]) -> None:
         for shard in shards:
             shard.stop()
         for shard in shards:
             shard.join()
             self._forget(shard)
 
-    def _forget(self, shard: ShardRelay) -> None:
+    def _forget(self, shard: ShardDrainer) -> None:
         self._shards.pop(shard.name, None)
-        if self._listener is not None:
-            self._listener.remove(shard.wake_up)
         with suppress(DualWriteError):  # the lease ends by itself
-            self._shard_leases.release(shard.name)
+            self._ids.release(shard.name)
 
     def _lost(self, names: frozenset[str]) -> None:
         """Other relays have leased these shards, so their writers fence ours; called by the leases' thread."""
@@ -398,21 +393,19 @@ class Relay:
 
     def _open_writer(self, transactional_id: str) -> DualWriter[Any]:
         settings = self._settings.with_changes(transactional_id=transactional_id)
-        return connect(self._store, kafka=self._kafka, settings=settings, **self._connecting)
+        kafka, uses = self._kafka, ("writer",)
+        return connected(self._store, settings=settings, kafka=kafka, session=None, acknowledge="visible", uses=uses)
 
-    def _check_kafka(self, timeout: float = _CHECK) -> None:
+    def _open_drain(self, name: str) -> Drain:
+        dead_letters = self._dead_letters if self._options.on_poison == "dead_letter" else None
+        return Drain(self._open_writer(name), self._sources[name], options=self._options.batch, dead_letters=dead_letters)
+
+    def _check_kafka(self, timeout: float = _CHECK_SECONDS) -> None:
         config = KafkaConfig.over(self._kafka, self._settings.kafka)
         with closing(WireTransactionCoordinator(config, timeout=timeout)) as coordinator:
             coordinator.cluster_id()
 
-    def _recoverer(self) -> Recoverer:
-        return open_recoverer(self._store, kafka=self._kafka, settings=self._settings)
-
-    def _drain(self, writer: DualWriter[Any], source: OutboxTable) -> Drain:
-        dead_letters = self._dead_letters if self._options.on_poison == "dead_letter" else None
-        return Drain(writer, source, options=self._options.batch, dead_letters=dead_letters)
-
-    def _done(self, turn: Turn) -> None:
+    def _count(self, turn: Turn) -> None:
         with self._counting:
             self._published += turn.published
             self._dead += turn.dead
@@ -440,15 +433,10 @@ class Relay:
             How many were published.
 
         Raises:
-            InvalidMessageError, MessageRefusedError, MessageTooLargeError, UnknownTopicError: One of them can't be sent; none
-                was published.
+            InvalidMessageError, MessageRefusedError, MessageTooLargeError, UnknownTopicError: One of them can't be sent; it and
+                those after it are still there. Without large ones (4 MB, or 500) before it, all are.
             DualWriteError: As for `connect` and `DualWriter.transaction`.
         """
-        without = frozenset(self._sources)
-        name = self._store.leases.lease(self._name, self._ids.owner, 1, seconds=self._options.lease, without=without)[0]
-        try:
-            with self._open_writer(name) as writer:
-                return replay(writer, self._dead_letters, ids, self._options.layout.message)
-        finally:
-            with suppress(DualWriteError):  # it ends by itself
-                self._store.leases.release([name], self._ids.owner)
+        leases, owner = self._store.leases, self._ids.owner
+        with leased_id(leases, self._name, owner, without=self._sources) as name, self._open_writer(name) as writer:
+            return replay(writer, self._dead_letters, ids, self._options.layout.message)

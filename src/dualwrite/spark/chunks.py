@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, Generic, Self, TypeVar
 
 import pyarrow as pa
@@ -37,7 +37,7 @@ from dualwrite.errors import (
 )
 from dualwrite.jobs.job_tables import CHUNK_TABLE_NAME, MAX_JOB_ID_LENGTH
 from dualwrite.jobs.job_tables import chunk_table as t
-from dualwrite.logs import SubjectLogger
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.spark.loading import table_digest
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.sql import SqlStateStore
@@ -291,54 +291,47 @@ class PartitionReport:
     chunks_before: int = 0
 
 
-def write_chunks(
-    writer: DualWriter,
-    chunks: Iterable[Chunk[T]],
-    fn: Callable[[Transaction, T], object],
-    *,
-    plan: JobPlan,
-    partition: int,
-    attempts: int = DEFAULT_ATTEMPTS,
-) -> PartitionReport:
-    """Write those chunks of a partition that have not been committed yet, each in a transaction.
+@dataclass(frozen=True)
+class PartitionAttempt:
+    """One attempt to write a partition of a job.
 
     Args:
         writer: An open writer whose id belongs to this partition alone: the same id for all attempts, and for all runs of the
             job that may overlap.
-        chunks: All chunks of the partition, starting with the first, in the same order on each attempt.
-        fn: Writes one chunk; called with the transaction and the chunk's content.
         plan: How the job is divided into chunks.
         partition: Number of the partition, from 0.
         attempts: Maximum number of attempts for one chunk's transaction.
-
-    Raises:
-        JobPlanChangedError: The job was divided differently before.
-        ChunkChangedError: A committed chunk has other rows now, or no longer exists.
-        ConfigurationError: The writer's store is not a SQL database.
-        UsageError: The plan has no partition with this number.
-        FencedError: Another attempt of this partition has started since. What is committed stays, and that attempt skips it.
-        DualWriteError: As `DualWriter.transaction`. A later attempt continues correctly after any of them; after
-            LostTransactionError, whose chunk's messages were not published again, only once it is acknowledged.
     """
-    if plan.partitions is not None and not 0 <= partition < plan.partitions:
-        raise UsageError(
-            f"The job {plan.job_id!r} has no partition {partition}: its plan has {plan.partitions}, counted from 0.",
-            transactional_id=writer.transactional_id,
-            next_step="pass the frame's actual number of partitions",
-        )
-    return _Attempt(writer, ChunkMarkers(writer.store), plan, partition, attempts).run(chunks, fn)
 
-
-@dataclass(frozen=True)
-class _Attempt:
     writer: DualWriter
-    markers: ChunkMarkers
     plan: JobPlan
     partition: int
-    attempts: int
+    attempts: int = DEFAULT_ATTEMPTS
 
-    def run(self, chunks: Iterable[Chunk[T]], fn: Callable[[Transaction, T], object]) -> PartitionReport:
-        self.markers.prepare()
+    def write(self, chunks: Iterable[Chunk[T]], fn: Callable[[Transaction, T], object]) -> PartitionReport:
+        """Write those chunks that have not been committed yet, each in a transaction.
+
+        Args:
+            chunks: All chunks of the partition, starting with the first, in the same order on each attempt.
+            fn: Writes one chunk; called with the transaction and the chunk's content.
+
+        Raises:
+            JobPlanChangedError: The job was divided differently before.
+            ChunkChangedError: A committed chunk has other rows now, or no longer exists.
+            ConfigurationError: The writer's store is not a SQL database.
+            UsageError: The plan has no partition with this number.
+            FencedError: Another attempt of this partition has started since. It skips what is committed.
+            DualWriteError: As `DualWriter.transaction`. A later attempt continues correctly after any of them; after
+                LostTransactionError, whose chunk's messages were not published again, only once it is acknowledged.
+        """
+        if self.plan.partitions is not None and not 0 <= self.partition < self.plan.partitions:
+            raise UsageError(
+                f"The job {self.plan.job_id!r} has no partition {self.partition}: its plan has {self.plan.partitions}, "
+                "counted from 0.",
+                transactional_id=self.writer.transactional_id,
+                next_step="pass the frame's actual number of partitions",
+            )
+        self._markers.prepare()
         committed = self._committed()
         rows = rows_before = chunks_before = count = 0
         for number, chunk in enumerate(chunks):
@@ -363,6 +356,10 @@ class _Attempt:
         )
         return done
 
+    @cached_property
+    def _markers(self) -> ChunkMarkers:
+        return ChunkMarkers(self.writer.store)
+
     # --- chunks that were committed before --------------------------------------------------------------------------------
 
     def _committed(self) -> Mapping[int, ChunkMarker]:
@@ -372,12 +369,12 @@ class _Attempt:
     def _committed_once(self) -> Mapping[int, ChunkMarker]:
         job_id = self.plan.job_id
         with self.writer.transaction() as transaction:
-            recorded = self.markers.read(transaction, job_id, WHOLE_JOB).get(0)
+            recorded = self._markers.read(transaction, job_id, WHOLE_JOB).get(0)
             if recorded is None:
-                self.markers.write(transaction, job_id, WHOLE_JOB, self.plan.marker)
+                self._markers.write(transaction, job_id, WHOLE_JOB, self.plan.marker)
             else:
                 self._check_plan(JobPlan.of(job_id, recorded))
-            return self.markers.read(transaction, job_id, self.partition)
+            return self._markers.read(transaction, job_id, self.partition)
 
     def _check_plan(self, before: JobPlan) -> None:
         if not self.plan.agrees_with(before):
@@ -417,7 +414,7 @@ class _Attempt:
         def write(transaction: Transaction) -> None:
             check_has_run(fn(transaction, content()), name_of(fn))
             # last: with its lock held, a later attempt would have to wait for one that was paused during `fn`
-            self.markers.write(transaction, self.plan.job_id, self.partition, marker)
+            self._markers.write(transaction, self.plan.job_id, self.partition, marker)
 
         try:
             self.writer.transactional(attempts=self.attempts)(write)()

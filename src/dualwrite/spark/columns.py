@@ -13,9 +13,9 @@ meant for whole seconds. The database rounds or truncates the others without an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from sqlalchemy import Connection, inspect, text
@@ -48,6 +48,24 @@ _MYSQL_TYPES: Final = text(
 MYSQL: Final = ("mysql", "mariadb")
 _INTEGER_BITS: Final = {"TINYINT": 8, "SMALLINT": 16, "small_integer": 16, "MEDIUMINT": 24, "BIGINT": 64, "big_integer": 64}
 _DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 19}
+_SPARK_TYPES: Final = {
+    "boolean": "boolean",
+    "instant": "timestamp",
+    "local": "timestamp_ntz",
+    "date": "date",
+    "time": "time",
+    "time of a zone": "time",
+    "binary": "binary",
+    "json": "string, by to_json",
+}
+"""By the name of a column's family; a string for other columns."""
+_FAMILIES: Final[Mapping[type[TypeEngine[Any]], str]] = {
+    sql.Boolean: "boolean",
+    sql.Date: "date",
+    sql.JSON: "json",
+    sql.NullType: "unknown",
+    postgresql.INTERVAL: "interval",
+}
 _EXACT_FLOAT_BITS: Final = {32: 24, 64: 53}  # integers of so many bits that a float represents exactly, by the float's bits
 
 
@@ -227,50 +245,79 @@ def _unique_keys(inspector: Inspector, name: str, schema: str | None, key: Seque
             yield frozenset(column for column in columns if column is not None)
 
 
-def fits(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:
+def fits(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:  # noqa: PLR0911  (a table)
     """Whether a column can store every value of the frame's type unchanged, apart from fractions of seconds."""
-    column = plain(column)
+    family, size, _ = found = _family(column, dialect)
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if pa.types.is_null(kind) or (isinstance(column, sql.NullType) and dialect == "sqlite"):
+    if pa.types.is_null(kind) or (family == "unknown" and dialect == "sqlite"):
         return True
     if pa.types.is_boolean(kind):
-        return isinstance(column, sql.Boolean) or (
-            dialect != "postgresql" and (_integer_bits(column, dialect) > 0 or column.__visit_name__ == "BIT")
-        )
+        return family == "boolean" or (dialect != "postgresql" and family in ("integer", "bit"))
     if pa.types.is_integer(kind):
-        return _fits_integer(kind.bit_width, column, dialect)
+        whole = {"integer": size, "float": _EXACT_FLOAT_BITS.get(size, 0)}.get(family, 0)
+        return whole >= kind.bit_width or _fits_decimal(_DIGITS[kind.bit_width], 0, found)
     if pa.types.is_floating(kind):
-        return _float_bits(column, dialect) >= kind.bit_width or _is_unbounded(column)
+        return family == "unbounded" or (family == "float" and size >= kind.bit_width)
     if pa.types.is_decimal(kind):
-        return _fits_decimal(kind.precision, kind.scale, column, dialect)
-    return _fits_other(kind, column, dialect)
+        return _fits_decimal(kind.precision, kind.scale, found)
+    if is_text(kind):
+        return spark_type(column, dialect).startswith("string")  # for other columns cast in Spark, which finds bad texts early
+    if pa.types.is_timestamp(kind):
+        return family == ("local" if kind.tz is None else "instant") or (family == "local" and dialect != "postgresql")
+    if pa.types.is_date(kind):
+        return family in ("date", "local")
+    others = {"binary": is_binary, "time": pa.types.is_time, "interval": pa.types.is_duration}
+    return family in others and bool(others[family](kind))
 
 
-def spark_type(column: TypeEngine[Any], dialect: str) -> str:  # noqa: PLR0911  (a table)
+def spark_type(column: TypeEngine[Any], dialect: str) -> str:
     """The Spark type to cast to for a column of the table."""
-    column = plain(column)
-    bits = _integer_bits(column, dialect)
-    match column:
-        case sql.Boolean():
-            return "boolean"
-        case _ if bits:
-            return {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}[bits if bits != 24 else 16]  # noqa: PLR2004
+    family, size, scale = _family(column, dialect)
+    if family == "integer":
+        return {8: "tinyint", 16: "smallint", 24: "smallint", 32: "int", 64: "bigint"}[size]
+    if family == "float":
+        return "double" if size == 64 else "float"  # noqa: PLR2004  (bits)
+    if family in ("decimal", "unbounded"):
+        return f"decimal({size},{scale})"
+    return _SPARK_TYPES.get(family, "string")
+
+
+class _Family(NamedTuple):
+    """What a column stores: the bits of an integer or a float, the digits and the scale of a decimal."""
+
+    name: str
+    size: int = 0
+    scale: int = 0
+
+
+def _family(column: TypeEngine[Any], dialect: str) -> _Family:  # noqa: PLR0911  (a table)
+    match column := plain(column):
+        case sql.Integer():
+            return _Family("integer", 64 if dialect == "sqlite" else _INTEGER_BITS.get(column.__visit_name__, 32))
         case sql.Float():
-            return "double" if _float_bits(column, dialect) == 64 else "float"  # noqa: PLR2004
+            is_double = isinstance(column, sql.Double) or column.__visit_name__.upper().startswith("DOUBLE")
+            return _Family("float", 64 if is_double or dialect == "sqlite" else 32)
         case sql.Numeric():
-            return f"decimal({column.precision or 38},{column.scale or 0})"
+            name = "unbounded" if column.precision is None else "decimal"
+            return _Family(name, column.precision or 38, column.scale or 0)
         case sql.DateTime():
-            return "timestamp" if _is_instant(column, dialect) else "timestamp_ntz"
-        case sql.Date():
-            return "date"
+            is_instant = column.__visit_name__ == "TIMESTAMP" if dialect in MYSQL else getattr(column, "timezone", False)
+            return _Family("instant" if is_instant else "local")
         case sql.Time():
-            return "time"
+            return _Family("time of a zone" if getattr(column, "timezone", False) else "time")
         case sql.LargeBinary() | sql.BINARY() | sql.VARBINARY():
-            return "binary"
-        case sql.JSON():
-            return "string, by to_json"
-    return "string"
+            return _Family("binary")
+    if column.__visit_name__ == "BIT":
+        return _Family("bit")
+    return _Family(next((name for kind, name in _FAMILIES.items() if isinstance(column, kind)), "other"))
+
+
+def _fits_decimal(precision: int, scale: int, found: _Family) -> bool:
+    if found.name == "decimal":
+        return found.scale >= scale and found.size - found.scale >= precision - scale
+    whole = found.name == "integer" and scale == 0 and precision < _DIGITS.get(found.size, 0)
+    return whole or found.name == "unbounded"
 
 
 def plain(column: TypeEngine[Any]) -> TypeEngine[Any]:
@@ -288,67 +335,3 @@ def is_text(kind: pa.DataType) -> bool:
 def is_binary(kind: pa.DataType) -> bool:
     """Whether the type is one of those that Spark has its bytes in."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _fits_integer(bits: int, column: TypeEngine[Any], dialect: str) -> bool:
-    if _integer_bits(column, dialect) >= bits:
-        return True
-    if isinstance(column, sql.Float):
-        return _EXACT_FLOAT_BITS.get(_float_bits(column, dialect), 0) >= bits
-    return _fits_decimal(_DIGITS[bits], 0, column, dialect)
-
-
-def _fits_decimal(precision: int, scale: int, column: TypeEngine[Any], dialect: str) -> bool:
-    if _is_unbounded(column):
-        return True
-    if isinstance(column, sql.Numeric) and not isinstance(column, sql.Float):
-        room = column.scale or 0
-        return room >= scale and (column.precision or 0) - room >= precision - scale
-    return scale == 0 and precision < _DIGITS.get(_integer_bits(column, dialect), 0)
-
-
-def _fits_other(kind: pa.DataType, column: TypeEngine[Any], dialect: str) -> bool:  # noqa: PLR0911  (a table)
-    """Texts, bytes, dates and times."""
-    if is_text(kind):
-        return spark_type(column, dialect).startswith("string")  # for other columns cast in Spark, which finds bad texts early
-    if is_binary(kind):
-        return isinstance(column, sql.LargeBinary | sql.BINARY | sql.VARBINARY | postgresql.BYTEA)
-    if pa.types.is_date(kind):
-        return isinstance(column, sql.Date) or (isinstance(column, sql.DateTime) and not _is_instant(column, dialect))
-    if pa.types.is_timestamp(kind):
-        if not isinstance(column, sql.DateTime):
-            return False
-        if kind.tz is None:
-            return not _is_instant(column, dialect)
-        return _is_instant(column, dialect) or dialect != "postgresql"
-    if pa.types.is_time(kind):
-        return isinstance(column, sql.Time) and not getattr(column, "timezone", False)
-    if pa.types.is_duration(kind):
-        return isinstance(column, postgresql.INTERVAL)
-    return False
-
-
-def _integer_bits(column: TypeEngine[Any], dialect: str) -> int:
-    """Bits of an integer column; 0 for any other column."""
-    if not isinstance(column, sql.Integer):
-        return 0
-    return 64 if dialect == "sqlite" else _INTEGER_BITS.get(column.__visit_name__, 32)
-
-
-def _float_bits(column: TypeEngine[Any], dialect: str) -> int:
-    if not isinstance(column, sql.Float):
-        return 0
-    if dialect == "sqlite" or isinstance(column, sql.Double) or column.__visit_name__.upper().startswith("DOUBLE"):
-        return 64
-    return 32
-
-
-def _is_unbounded(column: TypeEngine[Any]) -> bool:
-    return isinstance(column, sql.Numeric) and not isinstance(column, sql.Float) and column.precision is None
-
-
-def _is_instant(column: TypeEngine[Any], dialect: str) -> bool:
-    """Whether a date and time column stores instants, not local times."""
-    if dialect in MYSQL:
-        return column.__visit_name__ == "TIMESTAMP"
-    return bool(getattr(column, "timezone", False))

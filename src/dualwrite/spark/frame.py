@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final
 
 import pyarrow as pa
@@ -16,7 +17,8 @@ from sqlalchemy import Connection, Engine
 
 from dualwrite.errors import ConfigurationError, InvalidMessageError
 from dualwrite.jobs.job_tables import quoted_name
-from dualwrite.kafka.base import ColumnProducer, Headers, TransactionalProducer
+from dualwrite.kafka.base import Headers, TransactionalProducer
+from dualwrite.kafka.messages import Columns
 from dualwrite.spark.columns import TargetTable, compare, is_binary, is_text, table_columns
 from dualwrite.spark.loading import StagingWriter
 from dualwrite.spark.staging import StagingTable
@@ -59,7 +61,7 @@ class MessageEncoder:
     def send(self, batch: pa.RecordBatch, producer: TransactionalProducer) -> int:
         """Send one message per row, keeping the order of rows within each topic; return how many.
 
-        Raises: as `TransactionalProducer.send`, and
+        Raises: as `TransactionalProducer.send_messages`, and
             InvalidMessageError: The topic of a row is null; nothing of the batch was sent.
         """
         if not len(batch):
@@ -100,30 +102,25 @@ class MessageEncoder:
             begin += counts[number]
 
     def _send_to(self, topic: str, batch: pa.RecordBatch, producer: TransactionalProducer) -> None:
-        """Send all rows to one topic: in one call, unless rows differ in more than key and value."""
+        """Send all rows to one topic: by columns, unless rows differ in more than key and value."""
         values = batch.column("value")
         keys = self._used("key", batch)
         partitions, headers, timestamps = (self._used(name, batch) for name in ("partition", "headers", "timestamp"))
         partition = _only_value(partitions)
         if headers is None and timestamps is None and (partitions is None or partition is not None):
-            if isinstance(producer, ColumnProducer):
-                producer.send_columns(topic, _binary(values), keys=None if keys is None else _binary(keys), partition=partition)
-            else:
-                producer.send_many(
-                    topic, _contents(values), keys=None if keys is None else _contents(keys), partition=partition
-                )
+            columns = Columns(topic, _binary(values), keys=None if keys is None else _binary(keys), partition=partition)
+            producer.send_messages(columns)
             return
         rows = zip(
+            repeat(topic),
             _contents(values),
-            _nulls(batch) if keys is None else _contents(keys),
-            _nulls(batch) if partitions is None else partitions.to_pylist(),
-            _nulls(batch) if headers is None else _header_lists(headers),
-            _nulls(batch) if timestamps is None else _milliseconds(timestamps),
-            strict=True,
+            repeat(None) if keys is None else _contents(keys),
+            repeat(None) if headers is None else _header_lists(headers),
+            repeat(None) if partitions is None else partitions.to_pylist(),
+            repeat(None) if timestamps is None else _milliseconds(timestamps),
+            strict=False,
         )
-        send = producer.send
-        for value, key, number, pairs, created in rows:
-            send(topic, value, key=key, headers=pairs, partition=number, timestamp=created)
+        producer.send_messages(rows)
 
     def _used(self, name: str, batch: pa.RecordBatch) -> pa.Array | None:
         """The column, or None if it is missing or all its values are null."""
@@ -184,10 +181,6 @@ def _contents(column: pa.Array) -> list[Any]:
     """The values as bytes; None for a null."""
     listed: list[Any] = _binary(column).to_pylist()
     return listed
-
-
-def _nulls(batch: pa.RecordBatch) -> list[None]:
-    return [None] * len(batch)
 
 
 def _header_lists(column: pa.Array) -> list[Headers | None]:

@@ -16,8 +16,8 @@ from pyspark.sql.types import StructType
 
 from dualwrite.errors import ConfigurationError, UsageError
 from dualwrite.jobs.rules import validate_prefix
-from dualwrite.logs import SubjectLogger
-from dualwrite.spark.chunks import DEFAULT_ATTEMPTS, Chunk, JobPlan, PartitionReport, arrow_chunks, write_chunks
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.spark.chunks import DEFAULT_ATTEMPTS, Chunk, JobPlan, PartitionAttempt, PartitionReport, arrow_chunks
 from dualwrite.transaction import Transaction
 from dualwrite.writer import DualWriter
 
@@ -183,7 +183,7 @@ class _Task:
         # even if there are no rows: only the store knows whether chunks of this partition were committed before
         with self._writer(f"{self.prefix}.{partition}") as writer:
             chunks = chain(_drain(first), chunks)
-            report = write_chunks(writer, chunks, self.fn, plan=plan, partition=partition, attempts=self.attempts)
+            report = PartitionAttempt(writer, plan, partition, self.attempts).write(chunks, self.fn)
         yield pa.RecordBatch.from_pylist([asdict(report)], schema=_REPORT_SCHEMA)
 
     def _plan(self, context: TaskContext) -> JobPlan:

@@ -13,8 +13,10 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -25,11 +27,11 @@ from pyspark.sql.types import StructType
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.jobs.driver import JobCommitter
+from dualwrite.jobs.job_context import OpenSite
 from dualwrite.jobs.rules import JobRun, TaskOutcome
 from dualwrite.jobs.task import TaskAttempt
 from dualwrite.observability import tracing
 from dualwrite.spark.frame import FrameSink
-from dualwrite.spark.observing import observe
 from dualwrite.spark.source_options import SinkOptions, query_name
 from dualwrite.stores.sql import SqlStateStore
 
@@ -52,6 +54,8 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 _UNKNOWN_BATCH: Final = -1
 _SINK_LIFETIME: Final = 60.0
 """Seconds for which a sink is cached."""
+_observing: Final[set[str]] = set()
+"""The functions of the option `observe` that have been called in this process."""
 _sinks: Final[dict[tuple[object, ...], tuple[float, FrameSink]]] = {}
 
 
@@ -106,7 +110,7 @@ class DualWriteDataSource(DataSource):
         return StreamWriter(options, _sink(options, schema), JobRun(options.prefix, "", _UNKNOWN_BATCH, keeps_lease=True))
 
 
-class _Writer:
+class _JobWriter:
     """The common part of the batch and stream writers. For a stream, the tasks add the query and the batch to the run."""
 
     def __init__(self, options: SinkOptions, sink: FrameSink, run: JobRun) -> None:
@@ -115,7 +119,6 @@ class _Writer:
         self._run = run
 
     def _written(self, run: JobRun, batches: Iterator[RecordBatch]) -> TaskMessage:
-        _show_log()
         context = TaskContext.get()
         assert context is not None
         partition, limit = context.partitionId(), self._options.num_partitions
@@ -127,30 +130,30 @@ class _Writer:
             )
         filled = (batch for batch in batches if len(batch))
         attempt = context.attemptNumber()
-        observe(self._options.observe)
-        with (
-            tracing.job_step("task", run.carrier, job=run.name, partition=partition, attempt=attempt),
-            self._options.site.opened() as site,
-        ):
+        with self._step("task", run.carrier, job=run.name, partition=partition, attempt=attempt) as site:
             return TaskMessage(TaskAttempt(site, run, self._sink, partition=partition, attempt=attempt).write(filled))
 
     def _committed(self, messages: Sequence[WriterCommitMessage | None], otherwise: str) -> None:
         """Commit; `otherwise` names the run in traces if it had no tasks."""
-        _show_log()
-        observe(self._options.observe)
         outcomes = _outcomes(messages)
         name = next((outcome.run.name for outcome in outcomes if outcome is not None), otherwise)
-        with tracing.job_step("commit", self._run.carrier, job=name), self._options.site.opened() as site:
+        with self._step("commit", self._run.carrier, job=name) as site:
             JobCommitter(site, self._sink).commit(outcomes)
 
     def _aborted(self, run: JobRun) -> None:
-        _show_log()
-        observe(self._options.observe)
-        with tracing.job_step("abort", run.carrier, job=run.name), self._options.site.opened() as site:
+        with self._step("abort", run.carrier, job=run.name) as site:
             JobCommitter(site, self._sink).abort(run)
 
+    @contextmanager
+    def _step(self, step: tracing.JobStep, carrier: tracing.Carrier = (), **names: Any) -> Iterator[OpenSite]:
+        """Open the site for a step of the job, with the user's observers and a trace."""
+        _show_log()
+        observe(self._options.observe)
+        with tracing.job_step(step, carrier, **names), self._options.site.opened() as site:
+            yield site
 
-class BatchWriter(_Writer, DataSourceArrowWriter):
+
+class BatchWriter(_JobWriter, DataSourceArrowWriter):
     """Implements Spark's protocol for batch writes; see `JobCommitter` and `TaskAttempt` for what each step does."""
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
@@ -167,7 +170,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._aborted(self._run)
 
 
-class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+class StreamWriter(_JobWriter, DataSourceStreamArrowWriter):
     """Implements Spark's protocol for micro-batches; see `JobCommitter` and `TaskAttempt` for what each step does."""
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
@@ -194,9 +197,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         if reported:
             self._aborted(reported[0].run)
             return
-        _show_log()
-        observe(self._options.observe)
-        with tracing.job_step("abort", job=self._unknown(batchId)), self._options.site.opened() as site:
+        with self._step("abort", job=self._unknown(batchId)) as site:
             JobCommitter(site, self._sink).abort_unknown(self._options.prefix, batchId)
 
     def _unknown(self, batch_id: int) -> str:
@@ -221,9 +222,26 @@ def _sink(options: SinkOptions, schema: StructType) -> FrameSink:
         _sinks.clear()
         with SqlStateStore.from_url(options.site.url, schema=options.site.schema) as store:
             store.check()
+            store.check_rights("writer", "jobs")
             sink = FrameSink.found(store.engine, options.frame, arrow_schema(schema))
         found = _sinks[key] = (time.monotonic() + _SINK_LIFETIME, sink)
     return found[1]
+
+
+def observe(name: str | None) -> None:
+    """Call the user's function that installs observers and tracers, once in this process; if it fails, the work goes on.
+
+    Args:
+        name: `module:function`, the option `observe`; None if it is not set.
+    """
+    if name is None or name in _observing:
+        return
+    _observing.add(name)
+    module, _, function = name.partition(":")
+    try:
+        getattr(import_module(module), function)()
+    except Exception:
+        log.exception("observe=%s has failed in this process; this is logged once, and the work goes on", name)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeVar, cast, get_args
+from typing import Any, Final, Self, get_args
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -20,40 +20,90 @@ from dualwrite.spark.chunks import validate_job_id
 from dualwrite.spark.frame import FrameSettings
 from dualwrite.stores.sql.engines import SQL_URL_EXAMPLES
 
-T = TypeVar("T")
-
 KAFKA_PREFIX: Final = "kafka."
-NAMES: Final = (
-    "url",
-    "user",
-    "password",
-    "dbtable",
-    "upsertKeys",
-    "stagingSchema",
-    "stateSchema",
-    "topic",
-    "transactionalIdPrefix",
-    "jobId",
-    "batchId",
-    "queryId",
-    "numPartitions",
-    "producer",
-    "twoPhase",
-    "markRepublished",
-    "observe",
-    "traceparent",
-    "tracestate",
-    "baggage",
-    "claimTimeout",
-    "kafkaTimeout",
-    "deliveryTimeout",
-    "commitTimeout",
-    "leaseTimeout",
-)
+
+Parser = Callable[[str, str], Any]
+"""Parses the text of an option, given its name first. Raises ConfigurationError."""
+
+
+def _text(_name: str, text: str) -> str:
+    return text
+
+
+def _one_of(*allowed: str) -> Parser:
+    def parse(name: str, text: str) -> str:
+        if text.lower() not in allowed:
+            raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}, not {text!r}")
+        return text.lower()
+
+    return parse
+
+
+def _boolean(name: str, text: str) -> Any:
+    return _one_of("true", "false")(name, text) == "true"
+
+
+def _integer(minimum: int) -> Parser:
+    def parse(name: str, text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and len(text) < 19) or int(text) < minimum:  # noqa: PLR2004  (64 bits)
+            raise ConfigurationError(f"{name} must be an integer of at least {minimum}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds > 0:
+        raise ConfigurationError(f"{name} must be a number of seconds greater than 0, not {text!r}")
+    return seconds
+
+
+def _names(_name: str, text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _function(name: str, text: str) -> str:
+    module, _, function = text.partition(":")
+    if not (function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise ConfigurationError(f"{name} must be module:function, not {text!r}")
+    return text
+
+
+OPTIONS: Final[Mapping[str, Parser]] = {
+    "url": _text,
+    "user": _text,
+    "password": _text,
+    "dbtable": _text,
+    "upsertKeys": _names,
+    "stagingSchema": _text,
+    "stateSchema": _text,
+    "topic": _text,
+    "transactionalIdPrefix": lambda _, text: validate_prefix(text),
+    "jobId": lambda _, text: validate_job_id(text),
+    "batchId": _integer(0),
+    "queryId": _text,
+    "numPartitions": _integer(1),
+    "producer": _one_of(*get_args(ProducerName)),
+    "twoPhase": _boolean,
+    "markRepublished": _boolean,
+    "observe": _function,
+    "traceparent": _text,
+    "tracestate": _text,
+    "baggage": _text,
+    "claimTimeout": _seconds,
+    "kafkaTimeout": _seconds,
+    "deliveryTimeout": _seconds,
+    "commitTimeout": _seconds,
+    "leaseTimeout": _seconds,
+}
 """All options except `kafka.*`; Spark treats option names as case-insensitive."""
 
 _SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "path", "queryname"})
-_BY_LOWER: Final = {name.lower(): name for name in NAMES}
+_BY_LOWER: Final = {name.lower(): name for name in OPTIONS}
 _JDBC: Final = "jdbc:"
 _TRACE: Final = ("traceparent", "tracestate", "baggage")
 _LIMITS: Final = Timeouts()
@@ -89,60 +139,49 @@ class SinkOptions:
         """
         given = {name.lower(): str(value) for name, value in options.items()}
         kafka = {name.removeprefix(KAFKA_PREFIX): value for name, value in given.items() if name.startswith(KAFKA_PREFIX)}
-        reader = _Reader(given)
         problems = [*_unknown(given), *_missing(given, kafka), *_batch_without_job(given)]
         read: dict[str, Any] = {}
-
-        def parse(name: str, how: Callable[[], Any]) -> None:
+        for name, parse in OPTIONS.items():
             try:
-                read[name] = how()
+                if name.lower() in given:
+                    read[name] = parse(name, given[name.lower()])
             except ConfigurationError as error:
-                problems.append(str(error))
-
-        parse("url", lambda: database_url(given["url"], given.get("user"), given.get("password")) if "url" in given else "")
-        parse("prefix", lambda: validate_prefix(given["transactionalidprefix"]) if "transactionalidprefix" in given else "")
-        parse("producer", lambda: reader.one_of("producer", get_args(ProducerName)) or "auto")
-        parse("two_phase", lambda: {"true": True, "false": False, None: None}[reader.one_of("twoPhase", ("true", "false"))])
-        parse("marked", lambda: reader.one_of("markRepublished", ("true", "false")) == "true")
-        parse("job_id", lambda: validate_job_id(given["jobid"]) if "jobid" in given else None)
-        parse("observe", lambda: _function(given["observe"]) if "observe" in given else None)
-        parse("batch_id", lambda: reader.integer("batchId", 0))
-        parse("num_partitions", lambda: reader.integer("numPartitions", 1))
-        for name, option, default in (
-            ("claim", "claimTimeout", _LIMITS.claim),
-            ("kafka", "kafkaTimeout", _LIMITS.kafka),
-            ("delivery", "deliveryTimeout", _LIMITS.for_delivery),
-            ("commit", "commitTimeout", DEFAULT_COMMIT_TIMEOUT),
-            ("lease", "leaseTimeout", DEFAULT_LEASE_TIMEOUT),
-        ):
-            parse(name, lambda option=option, default=default: reader.seconds(option, default))  # type: ignore[misc]
+                problems.append(f"{error}")
+        try:
+            url = database_url(read["url"], read.get("user"), read.get("password")) if "url" in read else ""
+        except ConfigurationError as error:
+            problems.append(f"{error}")
         if problems:
             raise ConfigurationError(f"The options of format 'dualwrite' are not valid: {'; '.join(problems)}")
         return cls(
             site=JobSite(
-                read["url"],
+                url,
                 kafka,
-                producer=cast("ProducerName", read["producer"]),
-                two_phase=read["two_phase"],
-                timeouts=Timeouts(claim=read["claim"], kafka=read["kafka"], delivery=read["delivery"]),
-                commit_timeout=read["commit"],
-                lease_timeout=read["lease"],
-                schema=given.get("stateschema"),
-                mark_republished=read["marked"],
+                producer=read.get("producer", "auto"),
+                two_phase=read.get("twoPhase"),
+                timeouts=Timeouts(
+                    claim=read.get("claimTimeout", _LIMITS.claim),
+                    kafka=read.get("kafkaTimeout", _LIMITS.kafka),
+                    delivery=read.get("deliveryTimeout", _LIMITS.for_delivery),
+                ),
+                commit_timeout=read.get("commitTimeout", DEFAULT_COMMIT_TIMEOUT),
+                lease_timeout=read.get("leaseTimeout", DEFAULT_LEASE_TIMEOUT),
+                schema=read.get("stateSchema"),
+                mark_republished=read.get("markRepublished", False),
             ),
             frame=FrameSettings(
-                given["dbtable"],
-                topic=given.get("topic"),
-                upsert_keys=tuple(reader.names("upsertKeys")),
-                staging_schema=given.get("stagingschema"),
+                read["dbtable"],
+                topic=read.get("topic"),
+                upsert_keys=read.get("upsertKeys", ()),
+                staging_schema=read.get("stagingSchema"),
             ),
-            prefix=read["prefix"],
-            job_id=read["job_id"],
-            batch_id=read["batch_id"],
-            query_id=given.get("queryid"),
-            num_partitions=read["num_partitions"],
-            observe=read["observe"],
-            carrier=tuple((name, given[name]) for name in _TRACE if name in given),
+            prefix=read["transactionalIdPrefix"],
+            job_id=read.get("jobId"),
+            batch_id=read.get("batchId"),
+            query_id=read.get("queryId"),
+            num_partitions=read.get("numPartitions"),
+            observe=read.get("observe"),
+            carrier=tuple((name, read[name]) for name in _TRACE if name in read),
         )
 
 
@@ -195,48 +234,7 @@ def _missing(given: Mapping[str, str], kafka: Mapping[str, str]) -> Iterator[str
         yield "kafka.bootstrap.servers is missing"
 
 
-def _function(name: str) -> str:
-    module, _, function = name.partition(":")
-    if not (function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
-        raise ConfigurationError(f"observe must be module:function, not {name!r}")
-    return name
-
-
 def _batch_without_job(given: Mapping[str, str]) -> Iterator[str]:
     """A job with batches keeps its prefix; under a random name it could never return, and nobody else could use the prefix."""
     if "batchid" in given and "jobid" not in given:
         yield "batchId needs jobId"
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Parses one option; the result is None, empty or the default if the option is not set."""
-
-    given: Mapping[str, str]
-
-    def one_of(self, name: str, allowed: tuple[str, ...]) -> str | None:
-        text = self.given.get(name.lower())
-        if text is not None and text.lower() not in allowed:
-            raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}, not {text!r}")
-        return None if text is None else text.lower()
-
-    def names(self, name: str) -> list[str]:
-        return [part.strip() for part in self.given.get(name.lower(), "").split(",") if part.strip()]
-
-    def integer(self, name: str, minimum: int) -> int | None:
-        text = self.given.get(name.lower())
-        if text is None:
-            return None
-        if not (text.isascii() and text.isdecimal() and len(text) < 19) or int(text) < minimum:  # noqa: PLR2004  (64 bits)
-            raise ConfigurationError(f"{name} must be an integer of at least {minimum}, not {text!r}")
-        return int(text)
-
-    def seconds(self, name: str, default: float) -> float:
-        text = self.given.get(name.lower())
-        try:
-            seconds = default if text is None else float(text)
-        except ValueError:
-            seconds = -1.0
-        if not seconds > 0:
-            raise ConfigurationError(f"{name} must be a number of seconds greater than 0, not {text!r}")
-        return seconds

@@ -150,7 +150,7 @@ class StagingTable:
                 raise
 
     def _creation_error(self, engine: Engine, errors: ErrorMap, error: DBAPIError) -> Exception:
-        if errors.classify(error) is ErrorClass.DENIED:
+        if errors.dialect.classify(error) is ErrorClass.DENIED:
             user = engine.url.username or "the job's user"
             return ConfigurationError(
                 f"The staging table {self._full_name} is missing, and {user} has no privilege to create it.",
@@ -159,7 +159,7 @@ class StagingTable:
                 "tables, or let an administrator create it and grant SELECT, INSERT and DELETE on it to "
                 f"{user}: {self.ddl(engine.dialect)}",
             )
-        if self.schema is not None and errors.classify(error) is not ErrorClass.CONNECTION:
+        if self.schema is not None and errors.dialect.classify(error) is not ErrorClass.CONNECTION:
             with engine.connect() as connection:
                 schemas = inspect(connection).get_schema_names()
             if self.schema not in schemas:

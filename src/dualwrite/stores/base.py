@@ -18,8 +18,9 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from dualwrite.failpoints import hit
+from dualwrite.observability.outages import database_at
 from dualwrite.state import ProducerKind
-from dualwrite.stores.identity import StoreIdentity, copied, moved
+from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.journal import JournalStore
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
@@ -33,10 +34,12 @@ from dualwrite.stores.rows import (
     Republished,
     Resolution,
     StateRow,
+    elsewhere_in,
+    none_elsewhere,
     on_cluster,
 )
 from dualwrite.stores.store_transaction import StoreTransaction, TransactionThread
-from dualwrite.transactional_id import LANE_MARK, further_lanes
+from dualwrite.transactional_id import LANE_MARK, further_lanes, name_of
 
 __all__ = [
     "MAX_OWNER_LENGTH",
@@ -96,6 +99,13 @@ class TxnStateStore(ABC):
     @abstractmethod
     def check(self) -> None:
         """Connect, and check that the table exists and has this release's schema."""
+
+    def check_rights(self, *uses: str) -> None:  # noqa: B027  (only SQL databases have such privileges)
+        """Check that the connection's role may do what these uses need, such as "writer", "pool" and "journal".
+
+        Raises:
+            StoreError: It may not; the error names everything that is missing.
+        """
 
     def durability(self) -> Mapping[str, str]:
         """The settings that decide whether an acknowledged commit is durable, by their names in the database; may be empty.
@@ -161,23 +171,19 @@ class TxnStateStore(ABC):
 
     def _check_marks(self, identity: StoreIdentity | None, found: frozenset[str]) -> None:
         """`check_original`, for an identity and marks that have been read."""
-        if identity is None or not identity.marks or not found or found == identity.marks:
-            return
-        is_elsewhere = identity.is_elsewhere(found)
-        error = copied(self.description, identity, found)
-        if is_elsewhere and self.detects_copies:
-            raise error
-        if found == self._logged_marks:
+        doubt = None if identity is None else identity.doubt(self.description, found)
+        if doubt is not None and not isinstance(doubt, str) and self.detects_copies:
+            raise doubt
+        if doubt is None or found == self._logged_marks:
             return
         self._logged_marks = found
-        if is_elsewhere:
-            log.warning("%s (If it is a replica that was promoted, `dualwrite db keep-store-id` ends this warning.)", error)
-            return
-        log.warning(
-            "%s. If it is a copy whose original is still in use (for example on another machine), run `dualwrite db "
-            "new-store-id` at once; if it is the original, `dualwrite db keep-store-id` ends this warning.",
-            moved(self.description, identity, found),
-        )
+        text = "%s (If it is a replica that was promoted, `dualwrite db keep-store-id` ends this warning.)"
+        if isinstance(doubt, str):
+            text = (
+                "%s. If it is a copy whose original is still in use (for example on another machine), run `dualwrite db "
+                "new-store-id` at once; if it is the original, `dualwrite db keep-store-id` ends this warning."
+            )
+        log.warning(text, f"{doubt}")
 
     def _own_identity(self) -> StoreIdentity:
         """The identity, created if it is missing; the current marks are added if there were none. For `acquire_generation`.
@@ -302,8 +308,8 @@ class TxnStateStore(ABC):
             lanes: Ids of lanes, lane 0 first.
             owner: As for `claim`.
             timeout: As for `claim`; for the lock of each row.
-            cluster_id: Kafka's `cluster.id`. A lane whose row names another cluster is not claimed (rule CL). None: Kafka does
-                not answer; the caller checks the cluster before it resolves anything there.
+            cluster_id: Kafka's `cluster.id`. A lane is not claimed if its row names another cluster, or one of `elsewhere` does
+                (rule CL). None: Kafka does not answer; the caller checks the cluster before it resolves anything there.
             expected_fence: As for `claim`, for lane 0 (rule F8): its owner owns the others, or is about to.
             token: As for `claim`, for each lane.
             acquiring: Acquire generations in the same transaction, if the store can, and if nothing has to be recovered or
@@ -321,6 +327,8 @@ class TxnStateStore(ABC):
                 on_cluster(row, cluster_id)
             return self.claim(lane, owner, timeout=timeout, expected_fence=expected, token=token)
 
+        if cluster_id is not None:
+            none_elsewhere(lanes[0], self.elsewhere(name_of(lanes[0]), cluster_id), cluster_id)
         first = claim(lanes[0], expected_fence)
         claims = [first]
         for lane in (*lanes[1:], *further_lanes(self.list(lanes[0] + LANE_MARK), lanes)):
@@ -345,13 +353,18 @@ class TxnStateStore(ABC):
             self.record_resolution(claim, resolution)
 
     def acquire_generations(self, claims: Sequence[Claim], acquiring: Acquiring) -> tuple[StateRow, ...]:
-        """Acquire generations, as by `acquire_generation`. After an error some may be acquired.
+        """Acquire generations for lanes of an id, as by `acquire_generation`. After an error some may be acquired.
+
+        A row that named no cluster names one only if no row of `elsewhere` does, however many processes try at the same time.
+        Here each writes its rows before it reads those of others: at least one of two finds the other, and takes its own back.
 
         Returns:
             The rows; the generation of each is the one acquired.
 
-        Raises: as `acquire_generation`.
+        Raises: as `acquire_generation`; ClusterMismatchError also for a row of `elsewhere`.
         """
+        first = claims[0].transactional_id
+        new = {row.transactional_id for row in self.read_claimed_rows(claims) if not row.cluster_id}
         for claim in claims:
             self.acquire_generation(
                 claim,
@@ -359,7 +372,13 @@ class TxnStateStore(ABC):
                 reuse=claim.transactional_id in acquiring.reuse,
                 cluster_id=acquiring.cluster_id,
             )
-        return self.read_claimed_rows(claims)
+        rows = self.read_claimed_rows(claims)
+        elsewhere = self.elsewhere(name_of(first), acquiring.cluster_id) if new else {}
+        for row in rows if elsewhere else ():
+            if row.transactional_id in new:
+                self.record_resolution(row.claim, Resolution(resolved_generation=row.generation, cluster_id=""))
+        none_elsewhere(first, elsewhere, acquiring.cluster_id)
+        return rows
 
     # --- transactions -------------------------------------------------------------------------------------------------------
 
@@ -371,23 +390,12 @@ class TxnStateStore(ABC):
             FencedError: There is a newer claim of the id; no transaction is open.
         """
 
-    def begin_group(self, claim: Claim) -> StoreTransaction:
-        """As `begin`, for a transaction in which `begin_units` or `begin_unit` is called before anything is written.
-
-        A store can then send the statements of those calls together with BEGIN.
-        """
-        return self.begin(claim)
-
-    def begin_soon(self, claim: Claim, *, is_group: bool = False) -> StoreTransaction:
-        """As `begin` or `begin_group`, but if that saves a round trip, the transaction begins with its first statement.
+    def begin_soon(self, claim: Claim) -> StoreTransaction:
+        """As `begin`, but if that saves a round trip, the transaction begins with its first statement.
 
         The fence is checked then: see `StoreTransaction.check_fence`.
-
-        Args:
-            claim: The claim.
-            is_group: As for `begin_group`.
         """
-        return self.begin_group(claim) if is_group else self.begin(claim)
+        return self.begin(claim)
 
     def is_conflict(self, error: BaseException) -> bool:
         """Whether `error`, raised by the user's own statement, is a serialization failure or a deadlock.
@@ -401,11 +409,25 @@ class TxnStateStore(ABC):
     def is_outage(self, error: BaseException) -> bool:
         """Whether `error`, raised by the user's own statement, is not the statement's fault: it may succeed if it runs again.
 
-        The database could not be reached or ended the connection, or another transaction kept a lock for too long. Errors of
-        this store's own methods have the attribute `retriable` for this.
+        The database could not be reached or ended the connection, another transaction kept a lock for too long, or the database
+        takes no writes: it is read-only, or lacks disk space or memory. Errors of this store's own methods have the attribute
+        `retriable` for this.
         """
         del error
         return False
+
+    def check_now(self) -> None:
+        """For a probe: `check`, and that the database takes the writes of this process.
+
+        Raises:
+            StoreError: See `check`; StoreNotWritableError: it has refused writes lately, and has accepted none since.
+        """
+        self.check()
+        database_at(self.description).check_writes()
+
+    def passes(self, error: BaseException) -> bool:
+        """Whether `error`, raised by the user's own statement, is a conflict or an outage: it says nothing about the data."""
+        return self.is_conflict(error) or self.is_outage(error)
 
     @abstractmethod
     def acknowledge(
@@ -421,6 +443,10 @@ class TxnStateStore(ABC):
     @abstractmethod
     def list(self, prefix: str = "") -> list[str]:
         """The logical ids that begin with `prefix`, sorted, without tombstones."""
+
+    def elsewhere(self, name: str, cluster_id: str) -> Mapping[str, str]:
+        """The ids of a name (`name_of`) whose rows name another Kafka cluster, with that one's `cluster.id` (rule CL)."""
+        return elsewhere_in(map(self.read, self.list(name)), name, cluster_id)
 
     @abstractmethod
     def forget(self, transactional_id: str) -> None:

@@ -36,13 +36,15 @@ class StoreIdentity:
         """An identity with a new random id."""
         return cls(uuid.uuid4().hex[:STORE_ID_LENGTH], marks)
 
-    def is_elsewhere(self, found: frozenset[str]) -> bool:
-        """Whether a database with the marks `found` is another one; False if either has no marks."""
-        return bool(self.marks and found) and not self.marks & found
+    def doubt(self, description: str, found: frozenset[str]) -> StoreCopiedError | str | None:
+        """Why a database with the marks `found` may not be the one that the id was created in; None: nothing speaks against it.
 
-    def matches_partly(self, found: frozenset[str]) -> bool:
-        """Whether only some of the marks are those of a database with the marks `found`."""
-        return bool(self.marks & found) and self.marks != found
+        Returns:
+            The error for another database; a message without a period for one that has only some of the marks.
+        """
+        if not self.marks or not found or found == self.marks:
+            return None
+        return _moved(description, self, found) if self.marks & found else _copied(description, self, found)
 
     def __str__(self) -> str:
         """As it is stored; `parse` reads it."""
@@ -70,32 +72,26 @@ class StoreIdentity:
         return cls(store_id, marks)
 
 
-def copied(description: str, identity: StoreIdentity, found: frozenset[str]) -> StoreCopiedError:
-    """The error for a database that is not the one its id was created in."""
+def _copied(description: str, identity: StoreIdentity, found: frozenset[str]) -> StoreCopiedError:
+    kept, seen = ", ".join(sorted(identity.marks)), ", ".join(sorted(found))
     return StoreCopiedError(
         f"{description} is a copy of another database, or has moved: its id at Kafka, {identity.store_id}, was created at "
-        f"{mark_words(identity.marks)}, and this is {mark_words(found)}. Nothing was changed.",
+        f"{kept}, and this is {seen}. Nothing was changed.",
         cause="a restored backup, a dump, a template or a copied file has the ids of its original: the two would end each "
         "other's Kafka transactions",
         next_step="if the original is still in use, give this one its own id: `dualwrite db new-store-id`. If this is "
         "the original in another place: `dualwrite db keep-store-id`",
         store_id=identity.store_id,
-        kept=mark_words(identity.marks),
-        found=mark_words(found),
+        kept=kept,
+        found=seen,
     )
 
 
-def moved(description: str, identity: StoreIdentity, found: frozenset[str]) -> str:
-    """The message about a database that has only some of the marks with which its id was created; without a period."""
+def _moved(description: str, identity: StoreIdentity, found: frozenset[str]) -> str:
     return (
         f"{description} was moved, restored or copied: its id at Kafka, {identity.store_id}, was created at "
-        f"{mark_words(identity.marks)}, and this is {mark_words(found)}"
+        f"{', '.join(sorted(identity.marks))}, and this is {', '.join(sorted(found))}"
     )
-
-
-def mark_words(marks: frozenset[str]) -> str:
-    """The marks as text, for messages."""
-    return ", ".join(sorted(marks))
 
 
 def file_marks(path: str | Path) -> frozenset[str]:

@@ -18,7 +18,10 @@ from dualwrite.stores.store_transaction import StoreTransaction
 
 
 class JournalEntry(NamedTuple):
-    """One message; `headers` is a text that only the writer and the drainer understand, `sent_at_ms` since 1970."""
+    """One message; `headers` is a text that only the writer and the drainer understand, `sent_at_ms` since 1970.
+
+    `has_own_time`: the sender gave that time; otherwise it is that of the sender's host.
+    """
 
     topic: str
     key: bytes | None
@@ -26,6 +29,7 @@ class JournalEntry(NamedTuple):
     headers: str | None
     partition: int | None
     sent_at_ms: int
+    has_own_time: bool = False
 
 
 class NumberedEntry(NamedTuple):
@@ -86,6 +90,7 @@ class GateStatus:
         entries: The number of messages in the journal; None if they were not counted.
         size: Bytes of their keys and values; None if they were not counted.
         limits: Those of the process that has opened it the last time; None if it was never open. Each process keeps to its own.
+        failure: Why its messages could not be published the last time, and the next step; None if they could.
     """
 
     prefix: str
@@ -95,6 +100,7 @@ class GateStatus:
     entries: int | None = None
     size: int | None = None
     limits: JournalLimits | None = None
+    failure: str | None = None
 
     @property
     def is_open(self) -> bool:
@@ -134,7 +140,7 @@ class JournalStore(ABC):
     """
 
     @abstractmethod
-    def begin(self, claim: Claim, prefix: str, *, is_group: bool, at_once: bool) -> JournaledTransaction:
+    def begin(self, claim: Claim, prefix: str, *, at_once: bool) -> JournaledTransaction:
         """As `TxnStateStore.begin_soon`, or if `at_once` as `TxnStateStore.begin`."""
 
     @abstractmethod
@@ -144,6 +150,10 @@ class JournalStore(ABC):
     @abstractmethod
     def gates(self, prefix: str | None = None, *, counts: bool) -> list[GateStatus]:
         """The gates, or that of one prefix; `counts`: with the number and size of the entries."""
+
+    @abstractmethod
+    def note_failure(self, prefix: str, failure: str | None) -> None:
+        """Store why the messages can't be published, for people; None: they can. Opening and closing the gate forgets it."""
 
     @abstractmethod
     def entries(self, prefix: str, *, after: int = 0, most: int) -> list[NumberedEntry]:

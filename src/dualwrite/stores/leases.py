@@ -6,7 +6,6 @@ is the claim's fencing token: a process whose lease has ended without its knowle
 
 from __future__ import annotations
 
-import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
@@ -16,12 +15,16 @@ from itertools import count as numbers
 from itertools import islice
 from typing import Final
 
+from dualwrite.deadline import CHANCE
 from dualwrite.errors import StoreError
 
 _ROUNDS: Final = 100
 """How often `lease` looks for free ids: in each round it gets one, unless others have been faster for all that it tried."""
 
 _PAUSE: Final = 0.05
+
+_TOLERANCE: Final = 1.0
+"""Seconds that a lease may have left beyond its length: the clock was read, and times were rounded, at different moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +36,29 @@ class Lease:
         owner: Who has leased it, as text that people can read and that no other owner has: host, process id, a random part.
         seconds_left: Seconds until the lease ends, by the database's clock; if not above 0, it has ended, and anybody may
             lease the id. None if it ends with the owner's session (ZooKeeper).
+        seconds: For how long its owner has leased the id; None as above.
     """
 
     transactional_id: str
     owner: str
     seconds_left: float | None
+    seconds: float | None = None
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether it has more left than its owner has leased: the database's clock has gone back."""
+        if self.seconds_left is None or self.seconds is None:
+            return False
+        return self.seconds_left > self.seconds + _TOLERANCE
 
     @property
     def has_ended(self) -> bool:
-        """Whether anybody may lease the id."""
-        return self.seconds_left is not None and self.seconds_left <= 0
+        """Whether others should `acquire` the id: it is free, or acquiring it makes an impossible lease possible."""
+        return self.seconds_left is not None and (self.seconds_left <= 0 or self.is_impossible)
+
+    def has_ended_for(self, seconds: float) -> bool:
+        """Whether the lease ended so long ago; of an impossible one, that is not known, and taken to be so."""
+        return self.is_impossible or (self.seconds_left is not None and self.seconds_left < -seconds)
 
 
 class LeaseStore(ABC):
@@ -50,6 +66,9 @@ class LeaseStore(ABC):
 
     An id is free if it has no lease, or one that has ended. All times are by the database's clock, so that the clocks of the
     machines don't matter. A lease needs no row of the id, and changes none.
+
+    The database's clock may go back, which makes leases too long. So a store that compares times keeps each lease's length. The
+    first `acquire` that finds more left than that shortens the lease to its length: a living owner renews it before it ends.
 
     Every method raises StoreUnavailableError if the database can't be reached, and StateTableMissingError if it does not have
     our table. All may be repeated after an error: a second call has the same effect as one.
@@ -111,7 +130,7 @@ class LeaseStore(ABC):
                 leased += self.acquire(list(islice(free, count - len(leased))), owner, seconds=seconds)
                 if len(leased) == count:
                     return sorted(leased, key=lambda name: number_of(prefix, name) or 0)
-                time.sleep(random.uniform(0, _PAUSE))  # noqa: S311  (no secret)
+                time.sleep(CHANCE.uniform(0, _PAUSE))
         except BaseException:
             with suppress(Exception):  # leases that can't be released end by themselves
                 self.release(leased, owner)

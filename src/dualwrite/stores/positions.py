@@ -148,7 +148,8 @@ def validate_group_id(group_id: str) -> str:
     """
     if not isinstance(group_id, str) or not 0 < len(group_id) <= MAX_GROUP_LENGTH or not group_id.isprintable():
         raise ConfigurationError(
-            f"A group id must be a string of 1 to {MAX_GROUP_LENGTH} printable characters, not {str(group_id)[:60]!r}."
+            f"A group.id must be a string of 1 to {MAX_GROUP_LENGTH} printable characters, not {str(group_id)[:60]!r}.",
+            next_step="set it among the consumer's settings, for example to 'billing'",
         )
     return group_id
 

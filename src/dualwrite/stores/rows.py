@@ -19,10 +19,13 @@ from dualwrite.errors import (
     shell_word,
 )
 from dualwrite.state import Delivery, PreparedTxnState, ProducerKind, TransactionDescription, delivery_text, names, state_text
-from dualwrite.transactional_id import TransactionalId
+from dualwrite.transactional_id import TransactionalId, name_of
 
 MAX_OWNER_LENGTH: Final = 255
 """Characters of an owner; a longer one is truncated."""
+
+_IDS_SHOWN: Final = 5
+"""So many ids are named in an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,13 @@ class LostKind(Enum):
     UNVERIFIED = "UNVERIFIED"
     """The database committed, and Kafka has no evidence left."""
 
+    FORGOTTEN = "FORGOTTEN"
+    """Both sides committed, and the database has gone back to before that: the messages are visible, the rows are gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class LostTransaction:
-    """A lost or unverified transaction; it stays in the row until it is published again, proven or acknowledged.
+    """A lost, unverified or forgotten transaction; it stays in the row until it is published again, proven or acknowledged.
 
     Args:
         kind: What is known about it.
@@ -62,6 +68,7 @@ class LostTransaction:
         delivery: How many messages it had, where they are in the log, and when it was prepared; None if that was not stored.
         producer: Which kind of producer had prepared it; None if that is not known.
         cluster_id: The Kafka cluster that the row named when it was recorded: `delivery` is about that one's log.
+        transactions: How many there are; of forgotten ones, at least: `state` is that of the newest, `delivery` of all.
     """
 
     kind: LostKind
@@ -71,6 +78,7 @@ class LostTransaction:
     delivery: Delivery | None = None
     producer: ProducerKind | None = None
     cluster_id: str = ""
+    transactions: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,7 @@ class StateRow:
         resolved_generation: No transaction is open on any generation up to this one; 0 in a new row.
         transaction_number: The number of the last recorded transaction, counted by its writer from 1 at each claim; 0 at
             each claim. With `fence` it names a transaction that sent no message and so has no S.
-        lost: What recovery found lost or unverified, and was neither published again nor acknowledged yet.
+        lost: What was found lost, unverified or forgotten, and was neither published again nor acknowledged yet.
         owner: Who owns the newest claim.
         updated_at: When the row last changed (UTC, aware).
         forgotten: Whether it is only a tombstone that keeps the fence.
@@ -150,6 +158,11 @@ class StateRow:
         """The entries of `lost` whose outcome may still be found."""
         return tuple(entry for entry in self.lost if entry.kind is LostKind.UNVERIFIED)
 
+    @property
+    def without_messages(self) -> tuple[LostTransaction, ...]:
+        """The entries of `lost` whose messages are missing in Kafka, or may be: not the forgotten ones."""
+        return tuple(entry for entry in self.lost if entry.kind is not LostKind.FORGOTTEN)
+
 
 @dataclass(frozen=True, slots=True)
 class Republished:
@@ -175,12 +188,13 @@ class Resolution:
     Args:
         clear_state: S is resolved: set it to None, and its delivery too.
         lost: Add this entry to `lost`, in the same write that clears S or removes `resolved_entry`; if that is not in the row
-            any more, add nothing (rule RS).
+            any more, add nothing (rule RS). So if `behind` is given, and the row's transaction has this number or a later one.
         resolved_generation: No transaction is open any more on the generations up to this one.
         resolved_entry: Remove this entry from `lost`: its outcome is known now (rule UC). Ignored if it is not there.
         cluster_id: The id has moved to this Kafka cluster.
         clear_lost: Remove every entry from `lost`: they belong to the database that this one is a copy of (rule RD).
-        clear_only: As `clear_state`, but only if S still is this state; otherwise S stays.
+        clear_only: As `clear_state`, but only if S still is this state; otherwise S stays, and so does `resolved_generation`
+            if there is another S: recovery shall see it.
         republished: Replace its entry in `lost` by S, its delivery and generation, in the same write (rules RA and RE).
     """
 
@@ -192,6 +206,7 @@ class Resolution:
     clear_lost: bool = False
     clear_only: PreparedTxnState | None = None
     republished: Republished | None = None
+    behind: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +313,13 @@ def fenced(claim: Claim, current_fence: int | None, current_owner: str | None) -
     else:
         what = f"Our claim {claim.fence} was replaced by claim {current_fence} of {current_owner!r}."
         cause = "another process opened or recovered the same transactional id after us"
+        if current_fence < claim.fence:
+            what = (
+                f"The database has forgotten our claim {claim.fence}: the row has claim {current_fence} of {current_owner!r}."
+            )
+            cause = (
+                "it has gone back to an earlier state: a failover to a standby that lacked the last commits, a restored backup"
+            )
     return FencedError(
         what,
         transactional_id=claim.transactional_id,
@@ -341,12 +363,15 @@ def with_resolution(row: StateRow, resolution: Resolution) -> StateRow:
     kept = () if resolution.clear_lost else row.lost
     left = tuple(entry for entry in kept if resolution.resolved_entry is None or not _is_same(entry, resolution.resolved_entry))
     added = resolution.lost
-    if added is not None and resolution.clear_state and row.prepared_state != added.state:
+    if added is not None and resolution.clear_state and not _ends(row.prepared_state, added):
         added = None  # rule RS: written before, without an answer, and perhaps acknowledged since
+    if resolution.behind is not None and row.transaction_number >= resolution.behind:
+        added = None  # what was read before was not the newest row
     if added is not None and resolution.resolved_entry is not None and not has_entry(row, resolution.resolved_entry):
         added = None
     is_meant = resolution.clear_only is not None and row.prepared_state == resolution.clear_only
     clears = resolution.clear_state or is_meant
+    is_other = resolution.clear_only is not None and row.prepared_state is not None and not is_meant
     return changed(
         row,
         prepared_state=None if clears else row.prepared_state,
@@ -354,9 +379,14 @@ def with_resolution(row: StateRow, resolution: Resolution) -> StateRow:
         lost=left if added is None else with_lost(left, added),
         cluster_id=row.cluster_id if resolution.cluster_id is None else resolution.cluster_id,
         resolved_generation=(
-            row.resolved_generation if resolution.resolved_generation is None else resolution.resolved_generation
+            row.resolved_generation if resolution.resolved_generation is None or is_other else resolution.resolved_generation
         ),
     )
+
+
+def _ends(stored: PreparedTxnState | None, added: LostTransaction) -> bool:
+    """Whether the entry says what has become of S, or of what came after it."""
+    return stored is not None and (stored == added.state or added.kind is LostKind.FORGOTTEN)
 
 
 def _with_republished(row: StateRow, new: Republished) -> StateRow:
@@ -440,14 +470,45 @@ def on_cluster(row: StateRow, cluster_id: str) -> StateRow:
     """
     if row.forgotten or row.cluster_id in ("", cluster_id):
         return row
-    raise ClusterMismatchError(
-        f"This is Kafka cluster {cluster_id!r}, and the id is in use on cluster {row.cluster_id!r}. Nothing was changed.",
-        transactional_id=row.transactional_id,
+    raise _elsewhere(row.transactional_id, {row.transactional_id: row.cluster_id}, cluster_id)
+
+
+def elsewhere_in(rows: Iterable[StateRow | None], name: str, cluster_id: str) -> dict[str, str]:
+    """The result of `TxnStateStore.elsewhere`, from the rows of the ids that begin with the name."""
+    ours = (row for row in rows if row is not None and name_of(row.transactional_id) == name and not row.forgotten)
+    return {row.transactional_id: row.cluster_id for row in ours if row.cluster_id not in ("", cluster_id)}
+
+
+def none_elsewhere(transactional_id: str, elsewhere: Mapping[str, str], cluster_id: str) -> None:
+    """Check that no id of this id's name is on another cluster (rule CL); `elsewhere`: see `TxnStateStore.elsewhere`.
+
+    Raises:
+        ClusterMismatchError: One is.
+    """
+    if elsewhere:
+        raise _elsewhere(transactional_id, elsewhere, cluster_id)
+
+
+def _elsewhere(transactional_id: str, elsewhere: Mapping[str, str], cluster_id: str) -> ClusterMismatchError:
+    ids: dict[str, list[str]] = {}
+    for row_id, stored in sorted(elsewhere.items()):
+        on = ids.setdefault(stored, [])
+        on += {TransactionalId.of_row(row_id).logical}.difference(on)
+    stored = elsewhere.get(transactional_id) or next(iter(ids))
+    what = f"the id is in use on cluster {stored!r}"
+    if transactional_id not in elsewhere:
+        what = f"ids of {name_of(transactional_id)!r} are in use " + "; ".join(
+            f"on cluster {stored!r}: {', '.join(on[:_IDS_SHOWN])}{' …' if len(on) > _IDS_SHOWN else ''}"
+            for stored, on in ids.items()
+        )
+    return ClusterMismatchError(
+        f"This is Kafka cluster {cluster_id!r}, and {what}. Nothing was changed.",
+        transactional_id=transactional_id,
         cause="bootstrap.servers (environment: DUALWRITE_KAFKA_BOOTSTRAP_SERVERS) names another cluster, its name resolves to "
-        "another one, or the cluster was created again",
-        next_step="connect to the right cluster; if you have moved to this one permanently, recover on the old cluster first, "
-        "then run `dualwrite db move-cluster`",
-        stored_cluster_id=row.cluster_id,
+        "another one, or the cluster was created again. All ids of a prefix, or of a relay's name, are on one cluster",
+        next_step="connect to the right cluster; if that is this one, recover on the other one first, then move all ids of the "
+        f"name with `dualwrite db move-cluster --id {shell_word(ids[stored][0])}` and this one's address",
+        stored_cluster_id=stored,
         seen_cluster_id=cluster_id,
     )
 
@@ -478,7 +539,7 @@ def _not_resolved(row: StateRow) -> NotResolvedError:
     if proven_lost(row.lost):
         why, flag = "the messages of a lost transaction are not published again yet", " --republish"
     elif row.lost:
-        why, flag = f"{len(row.lost)} unverified transactions are not acknowledged", " --acknowledge"
+        why, flag = f"{len(row.lost)} unverified or forgotten transactions are not acknowledged", " --acknowledge"
     elif row.prepared_state is not None:
         why, flag = f"the state {row.prepared_state} is not resolved", ""
     else:
@@ -496,28 +557,49 @@ def changed(row: StateRow, **changes: object) -> StateRow:
     return replace(row, updated_at=datetime.now(UTC), **changes)  # type: ignore[arg-type]  # each caller names fields
 
 
+_STORED: Final[Mapping[str, type]] = {
+    **dict.fromkeys(("fence", "generation", "prepared_generation", "resolved_generation", "transaction_number"), int),
+    **dict.fromkeys(("owner", "claim_token", "cluster_id", "store_id"), str),
+    "updated_at": datetime,
+    "forgotten": bool,
+}
+"""The fields that are stored as they are, with their types."""
+
+
+def values_of(row: StateRow) -> dict[str, Any]:
+    """What a store keeps of a row besides its id: values of JSON, but for `updated_at`. `row_of` reads them."""
+    return {
+        **{name: getattr(row, name) for name in _STORED},
+        "generation_kind": row.generation_kind.value,
+        "prepared_transaction_state": state_text(row.prepared_state),
+        "delivery": delivery_text(row.delivery),
+        "lost": [_lost_object(entry) for entry in row.lost],
+        "updated_at": row.updated_at.astimezone(UTC),
+    }
+
+
+def row_of(transactional_id: str, values: Mapping[str, Any], lost: tuple[LostTransaction, ...]) -> StateRow:
+    """The row that `values_of` was made of; the caller reads the entries of `lost`.
+
+    Raises:
+        StoredStateError, ValueError, TypeError, KeyError: A value is missing, or can't be read.
+    """
+    for name, kind in _STORED.items():
+        if not isinstance(values[name], kind) or (kind is int and isinstance(values[name], bool)):
+            raise TypeError(f"{name} can't be {values[name]!r}")
+    return StateRow(
+        transactional_id=transactional_id,
+        prepared_state=PreparedTxnState.parse(values["prepared_transaction_state"]),
+        lost=lost,
+        generation_kind=_generation_kind(values["generation_kind"]),
+        delivery=Delivery.parse(values["delivery"]),
+        **{name: values[name] for name in _STORED},
+    )
+
+
 def document(row: StateRow) -> str:
     """The row as JSON text; `parse_document` reads it."""
-    return json.dumps(
-        {
-            "fence": row.fence,
-            "generation": row.generation,
-            "generation_kind": row.generation_kind.value,
-            "prepared_transaction_state": state_text(row.prepared_state),
-            "prepared_generation": row.prepared_generation,
-            "delivery": delivery_text(row.delivery),
-            "resolved_generation": row.resolved_generation,
-            "transaction_number": row.transaction_number,
-            "lost": [_lost_object(entry) for entry in row.lost],
-            "owner": row.owner,
-            "claim_token": row.claim_token,
-            "cluster_id": row.cluster_id,
-            "store_id": row.store_id,
-            "updated_at": row.updated_at.astimezone(UTC).isoformat(),
-            "forgotten": row.forgotten,
-        },
-        ensure_ascii=False,
-    )
+    return json.dumps(values_of(row), ensure_ascii=False, default=datetime.isoformat)
 
 
 def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
@@ -531,24 +613,8 @@ def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
     try:
         text = text if isinstance(text, str) else text.decode()
         found = json.loads(text)
-        return StateRow(
-            transactional_id=transactional_id,
-            fence=_whole_number(found["fence"]),
-            generation=_whole_number(found["generation"]),
-            prepared_state=PreparedTxnState.parse(found["prepared_transaction_state"]),
-            prepared_generation=_whole_number(found["prepared_generation"]),
-            resolved_generation=_whole_number(found["resolved_generation"]),
-            transaction_number=_whole_number(found["transaction_number"]),
-            lost=tuple(_lost_entry(entry) for entry in found["lost"]),
-            owner=str(found["owner"]),
-            updated_at=datetime.fromisoformat(found["updated_at"]).astimezone(UTC),
-            forgotten=bool(found["forgotten"]),
-            generation_kind=ProducerKind(found["generation_kind"]),
-            claim_token=str(found["claim_token"]),
-            delivery=Delivery.parse(found["delivery"]),
-            cluster_id=str(found["cluster_id"]),
-            store_id=str(found["store_id"]),
-        )
+        updated_at = datetime.fromisoformat(found["updated_at"]).astimezone(UTC)
+        return row_of(transactional_id, {**found, "updated_at": updated_at}, tuple(map(_lost_entry, found["lost"])))
     except (ValueError, TypeError, KeyError, StoredStateError) as error:
         shown = text if isinstance(text, str) else repr(text)
         raise StoredStateError(
@@ -558,11 +624,6 @@ def parse_document(transactional_id: str, text: str | bytes) -> StateRow:
             next_step="nothing was changed; restore the row, or upgrade",
             text=shown,
         ) from error
-
-
-def lost_text(entries: Iterable[LostTransaction]) -> str:
-    """The text to store for a list of lost transactions."""
-    return json.dumps([_lost_object(entry) for entry in entries])
 
 
 def parse_lost(transactional_id: str, text: str) -> tuple[LostTransaction, ...]:
@@ -584,6 +645,7 @@ def parse_lost(transactional_id: str, text: str) -> tuple[LostTransaction, ...]:
 
 
 def _lost_object(entry: LostTransaction) -> dict[str, Any]:
+    several = {} if entry.transactions == 1 else {"transactions": entry.transactions}  # a row must stay small
     return {
         "kind": entry.kind.value,
         "state": str(entry.state),
@@ -592,6 +654,7 @@ def _lost_object(entry: LostTransaction) -> dict[str, Any]:
         "delivery": delivery_text(entry.delivery),
         "producer": "" if entry.producer is None else entry.producer.value,
         "cluster_id": entry.cluster_id,
+        **several,
     }
 
 
@@ -610,10 +673,17 @@ def _lost_entry(entry: Mapping[str, Any]) -> LostTransaction:
         delivery,
         producer,
         cluster_id=str(entry["cluster_id"]),
+        transactions=int(entry.get("transactions", 1)),
     )
 
 
-def _whole_number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is not an integer")
-    return value
+def _generation_kind(text: str) -> ProducerKind:
+    try:
+        return ProducerKind(text)
+    except ValueError as error:
+        raise StoredStateError(
+            f"The stored generation_kind {text!r} is not one of {', '.join(kind.value for kind in ProducerKind)}.",
+            cause="the row was changed manually or by a newer release",
+            next_step="nothing was changed; restore the value, or upgrade",
+            text=text,
+        ) from error

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from operator import attrgetter
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from dualwrite.errors import TransactionControlError, UsageError
 from dualwrite.state import Delivery, PreparedTxnState
@@ -83,6 +84,9 @@ class StoreTransaction(ABC):
         Raises: as `TxnStateStore.begin`, here or in whatever uses the database first: also what the user does with `handle`.
         """
 
+    found_number: int | None = None
+    """The row's transaction number when the fence was checked; None: it is not checked yet, or the store does not say."""
+
     begin_error: Exception | None = None
     """Why the transaction could not begin, if that has shown only later: nothing was written. It must be rolled back."""
 
@@ -124,7 +128,7 @@ class StoreTransaction(ABC):
     """What the current unit was about to do when RunAloneError was raised, even if the unit has ignored that."""
 
     def watch(self, *, shares: bool) -> None:  # noqa: B027  (handles without settings have nothing to watch)
-        """From here on, watch what the user's statements leave behind; see `dualwrite.stores.sql.session_text`.
+        """From here on, watch what the user's statements leave behind; see `dualwrite.stores.sql.isolation`.
 
         Args:
             shares: Whether others will use the transaction too. If so, a statement that leaves something behind is not
@@ -264,6 +268,18 @@ class StoreTransaction(ABC):
         A connection that can't roll back any more is closed, which makes the database roll back. Raises no `Exception`, only
         other exceptions such as KeyboardInterrupt.
         """
+
+
+def refused(call: str, by: str = "_refuse") -> Callable[..., NoReturn]:
+    """A method that refuses a call, by what its object has under the name `by`."""
+    refuse_by = attrgetter(by)
+
+    def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
+        found: Callable[[str], NoReturn] = refuse_by(self)
+        found(call)
+
+    refuse.__doc__ = "Refused."
+    return refuse
 
 
 def control_refused(call: str, transactional_id: str, *, savepoints: str | None = None) -> TransactionControlError:

@@ -14,7 +14,9 @@ from sqlalchemy.orm import Session
 from dualwrite.errors import UsageError, WriterClosedError
 from dualwrite.state import Delivery, PreparedTxnState
 from dualwrite.stores.sql.async_handles import AsyncConnection, AsyncSession
+from dualwrite.stores.sql.engines import dialect_of
 from dualwrite.stores.sql.guard import Guard, GuardedConnection, check_statements
+from dualwrite.stores.sql.home import engine_at_home
 from dualwrite.stores.sql.orm import GuardedSession, SessionFactory, SessionSource
 from dualwrite.stores.sql.units import close_ended
 from dualwrite.stores.store_transaction import StoreTransaction, TransactionThread
@@ -93,8 +95,9 @@ class OnEngine(FakeStoreTransaction):
     """
 
     def __init__(self, engine: Engine, source: SessionSource | None, transactional_id: str) -> None:
+        # with the name of a schema: our tables, which a unit test's database need not have, are not looked up
+        self._engine = engine_at_home(engine, dialect_of(engine), "unused", is_ours=False)
         check_statements(engine)
-        self._engine = engine
         self._sessions = SessionFactory(source)
         self._guard = Guard(transactional_id, "begin_nested")
         self._connection: GuardedConnection | None = None

@@ -22,8 +22,9 @@ from sqlalchemy.orm import Session
 
 from dualwrite.aio.async_transaction import A, AsyncTransaction, send_unsent
 from dualwrite.aio.coroutine_threads import BorrowedThread
-from dualwrite.kafka.base import GroupMetadata, Headers, Message, SentOffsets, TransactionalProducer
-from dualwrite.kafka.messages import checked_message, checked_messages
+from dualwrite.kafka.base import GivenMessage, GroupMetadata, Headers, Message, SentOffsets, TransactionalProducer
+from dualwrite.kafka.messages import checked
+from dualwrite.kafka.sending import Sending
 from dualwrite.kafka.topic import Topic
 from dualwrite.recipe.outcomes import raise_after_commit_error
 from dualwrite.state import ConsumedOffset
@@ -241,38 +242,15 @@ class FakeMessage:
         return len(self._message.value or b"")
 
 
-class _Recorder:
+class _Recorder(Sending):
     """What a transaction uses of its producer until the prepare: messages are checked as producers do, and kept."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.offsets = SentOffsets()
 
-    def send(
-        self,
-        topic: str,
-        value: bytes | str | None,
-        *,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        self.messages.append(checked_message(topic, value, key=key, headers=headers, partition=partition, timestamp=timestamp))
-
-    def send_many(
-        self,
-        topic: str,
-        values: Iterable[bytes | str | None],
-        *,
-        keys: Iterable[bytes | str | None] | None,
-        partition: int | None,
-        timestamp: int | None,
-    ) -> None:
-        self.messages.extend(checked_messages(topic, values, keys=keys, partition=partition, timestamp=timestamp))
-
-    def send_messages(self, messages: Iterable[Message]) -> None:
-        self.messages.extend(messages)
+    def send_messages(self, messages: Iterable[GivenMessage]) -> None:
+        self.messages += map(checked, messages)
 
     def send_offsets_to_transaction(self, offsets: Sequence[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
         del timeout

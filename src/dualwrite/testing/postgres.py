@@ -110,44 +110,6 @@ class PostgresServer(DatabaseServer):
         """The URL through another port (a proxy's), or of another database."""
         return f"postgresql+psycopg://{_USER}@127.0.0.1:{port}/{database}"
 
-    # --- lifecycle --------------------------------------------------------------------------------------------------------
-
-    def stop(self) -> None:
-        self.resume()  # each backend of a paused server
-        super().stop()
-
-    def kill(self) -> None:
-        """`kill -9` the server and all its backends at once: like a crash of the machine, except for the disk cache."""
-        process = self._process
-        if process is None:
-            return
-        if process.poll() is None:  # else its process id may already be another's
-            _signal(process.pid, signal.SIGSTOP)  # it must not start another backend before the kill
-        for pid in self._all_pids():
-            _signal(pid, signal.SIGKILL)
-        self._process = None
-        process.wait(timeout=30)
-
-    def pause(self) -> None:
-        """Stop all its processes (SIGSTOP): connections stay open and nothing answers, until `resume`."""
-        if self._process is not None:
-            _signal(self._process.pid, signal.SIGSTOP)  # it must not start another backend meanwhile
-        for pid in self._all_pids():
-            _signal(pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let a paused server continue."""
-        for pid in self._all_pids():
-            _signal(pid, signal.SIGCONT)
-
-    def remove(self) -> None:
-        """End the server at once and delete its data."""
-        self.resume()
-        self._end(signal.SIGQUIT)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-
     def create_database(self, name: str, *, template: str = "template1") -> str:
         """Create a database, empty or as a copy of another, and return its URL."""
         import psycopg  # noqa: PLC0415  (extra `postgres`)
@@ -212,15 +174,6 @@ class PostgresServer(DatabaseServer):
 
         return (psycopg.OperationalError,)
 
-    def _all_pids(self) -> list[int]:
-        """The server's pid and those of its children; backends are its direct children, each in its own session."""
-        if self._process is None or self._process.poll() is not None:
-            return []
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)  # noqa: S607  (PATH)
-        pairs = [line.split() for line in listed.stdout.splitlines()]
-        server = self._process.pid
-        return [server, *(int(pid) for pid, parent in pairs if int(parent) == server)]
-
 
 def _copied(binaries: Path, to: Path) -> Path:
     """Copy an installation, and the shared libraries that a wheel has next to its package; return the programs' new folder."""
@@ -230,13 +183,6 @@ def _copied(binaries: Path, to: Path) -> Path:
     if libraries.is_dir():
         shutil.copytree(libraries, to / libraries.name, symlinks=True)
     return to / package.name / binaries.parent.name / binaries.name
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def server_account() -> pwd.struct_passwd | None:

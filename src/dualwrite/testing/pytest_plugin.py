@@ -1,12 +1,14 @@
 """Pytest's fixtures `dualwrite_kafka`, `dualwrite_postgres`, `dualwrite_sqlite` and `sent`; see docs/guides/testing.md.
 
+`dualwrite_postgres_setup` is there to be replaced.
+
 Pytest loads this module wherever dualwrite is installed, so it imports what a fixture needs only when the fixture is used.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -16,7 +18,7 @@ import pytest
 from dualwrite.testing import TIMEOUT
 
 if TYPE_CHECKING:
-    from dualwrite.testing.databases import CleanDatabase
+    from dualwrite.testing.databases import FreshDatabase
     from dualwrite.testing.topics import SentMessages
 
 _GIVEN: Final = {
@@ -61,11 +63,37 @@ def dualwrite_kafka(request: pytest.FixtureRequest) -> Iterator[str]:
         yield cluster.bootstrap_servers
 
 
+@pytest.fixture(autouse=True)
+def _dualwrite_alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test on a broker that others use, too, waits until theirs are over: `sent` could not tell whose messages it reads."""
+    with ExitStack() as held:
+        if "dualwrite_kafka" in request.fixturenames:
+            kafka = request.getfixturevalue("dualwrite_kafka")
+            if kafka != request.config.stash.get(_OWN_BROKER, None):
+                from dualwrite.testing.topics import alone_on  # noqa: PLC0415  (only if it is used)
+
+                held.enter_context(alone_on(kafka))
+        yield
+
+
 @pytest.fixture(scope="session")
-def _dualwrite_database(request: pytest.FixtureRequest) -> Iterator[CleanDatabase]:
+def dualwrite_postgres_setup() -> Callable[[str], object]:
+    """What sets up the database of `dualwrite_postgres`, once in a run: a function of its URL, which makes dualwrite's tables.
+
+    A fixture of this name in your conftest.py replaces it: for a schema, your own tables, extensions, rows.
+    """
+    from dualwrite import migration  # noqa: PLC0415  (only if it is used)
+
+    return migration.upgrade
+
+
+@pytest.fixture(scope="session")
+def _dualwrite_database(
+    request: pytest.FixtureRequest, dualwrite_postgres_setup: Callable[[str], object]
+) -> Iterator[FreshDatabase]:
     """The database of `dualwrite_postgres`, on a server for the whole run."""
     try:
-        from dualwrite.testing.databases import CleanDatabase  # noqa: PLC0415  (only if it is used)
+        from dualwrite.testing.databases import FreshDatabase  # noqa: PLC0415  (only if it is used)
     except ImportError as error:
         _missing(f"PostgreSQL needs more packages: {error}. Run: pip install 'dualwrite[postgres]'", "dualwrite_postgres")
     server = _given(request.config, "dualwrite_postgres")
@@ -78,13 +106,13 @@ def _dualwrite_database(request: pytest.FixtureRequest) -> Iterator[CleanDatabas
                 server = opened.enter_context(PostgresServer()).url
             except DualWriteError as error:
                 _missing(f"No PostgreSQL server could be started: {error}", "dualwrite_postgres")
-        yield opened.enter_context(CleanDatabase(server))
+        yield opened.enter_context(FreshDatabase(server, dualwrite_postgres_setup))
 
 
 @pytest.fixture
-def dualwrite_postgres(_dualwrite_database: CleanDatabase, request: pytest.FixtureRequest) -> str:
-    """The URL of a PostgreSQL database that has only dualwrite's tables, which are empty."""
-    url = _dualwrite_database.clean()
+def dualwrite_postgres(_dualwrite_database: FreshDatabase, request: pytest.FixtureRequest) -> str:
+    """The URL of a PostgreSQL database as `dualwrite_postgres_setup` has made it: by default with dualwrite's tables, empty."""
+    url = _dualwrite_database.fresh()
     _abort_left_open(request.config)
     return url
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
@@ -41,6 +42,7 @@ class ServerProcess(ABC):
     _stopped_by: ClassVar[signal.Signals] = signal.SIGTERM
     """The signal for an orderly shutdown."""
     _ends_with_parent_by: ClassVar[signal.Signals] = signal.SIGKILL
+    """The signal for an end at once, with which it leaves nothing behind."""
     _kind: ClassVar[str]
     """What it is, for the folder's name and for messages."""
     _start_error: ClassVar[type[DualWriteError]]
@@ -94,10 +96,11 @@ class ServerProcess(ABC):
         self._end(self._stopped_by)
 
     def kill(self) -> None:
-        """`kill -9`: like a crash of the machine, except for the disk cache."""
-        process, self._process = self._process, None
+        """`kill -9` the server and all its processes at once: like a crash of the machine, except for the disk cache."""
+        process = self._process
         if process is not None:
-            process.kill()
+            self._signal_all(signal.SIGKILL)
+            self._process = None
             process.wait(timeout=_END_TIMEOUT)
 
     def restart(self) -> None:
@@ -106,18 +109,18 @@ class ServerProcess(ABC):
         self.start()
 
     def pause(self) -> None:
-        """Stop the process (SIGSTOP): connections stay open and nothing answers, until `resume`."""
+        """Stop all its processes (SIGSTOP): connections stay open and nothing answers, until `resume`."""
         if self._process is not None:
-            self._signal(signal.SIGSTOP)
+            self._signal_all(signal.SIGSTOP)
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until its last thread has stopped
 
     def resume(self) -> None:
         """Let a paused server continue."""
-        self._signal(signal.SIGCONT)
+        self._signal_all(signal.SIGCONT)
 
     def remove(self) -> None:
         """End the server at once and delete its data."""
-        self.kill()
+        self._end(self._ends_with_parent_by)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -212,17 +215,24 @@ class ServerProcess(ABC):
         process = self._process
         if process is None:
             return
-        self._signal(with_signal)
-        self._signal(signal.SIGCONT)  # a paused server could not end
+        process.send_signal(with_signal)  # does nothing once it has ended
+        self.resume()  # a paused server could not end
         try:
             process.wait(timeout=_END_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.kill()
         self._process = None
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)  # does nothing once it has ended
+    def _signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the server and its children; it is stopped meanwhile, so that it does not start another one."""
+        if self._process is None or self._process.poll() is not None:  # its process id may already be another's
+            return
+        self._process.send_signal(signal.SIGSTOP)
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)  # noqa: S607  (PATH)
+        pairs = [line.split() for line in listed.stdout.splitlines()]
+        for pid in (self._process.pid, *(int(pid) for pid, parent in pairs if int(parent) == self._process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def as_account(account: pwd.struct_passwd | None) -> dict[str, Any]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
+import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
+from dualwrite.deadline import check_may_block
 from dualwrite.errors import UnknownTopicError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
@@ -111,8 +117,10 @@ class SentMessages:
 
         Raises:
             AssertionError: There are more messages, or too few when the time is over.
+            UsageError: It was called in a coroutine, whose loop would wait and send nothing.
             DualWriteError: As for a call.
         """
+        check_may_block("sent.wait_for()", f"a thread: `await asyncio.to_thread(sent.wait_for, {str(topic)!r}, {count})`")
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         while True:
             found = self(topic)
@@ -122,6 +130,22 @@ class SentMessages:
                 what = "\n".join(f"  {message}" for message in found)
                 raise AssertionError(f"{len(found)} messages instead of {count} in {topic!r}:\n{what}")
             time.sleep(_POLL)
+
+
+@contextmanager
+def alone_on(kafka: str | Mapping[str, Any] | KafkaConfig) -> Iterator[None]:
+    """Keep brokers for this process during the block: it waits until no other one of this user on this machine has them so.
+
+    Args:
+        kafka: Settings in librdkafka's names, or `host:port`: another name of the same broker is another broker here.
+    """
+    servers = hashlib.sha256(KafkaConfig.of(kafka).servers.encode()).hexdigest()[:16]
+    with Path(tempfile.gettempdir(), f"dualwrite-test-{os.getuid()}-{servers}.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may still have the file open
 
 
 def abort_open_transactions(kafka: str | Mapping[str, Any] | KafkaConfig, *, timeout: float = TIMEOUT) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Generator
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.client.config import Address, Sasl
@@ -16,8 +16,8 @@ from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
 from dualwrite.kafka.client.messages_generated import SaslAuthenticateRequest, SaslHandshakeRequest, SaslHandshakeResponse
 
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-_LEAST_ITERATIONS: Final = 4096  # RFC 7677; Kafka stores no credentials with fewer
-_MOST_ITERATIONS: Final = 1_000_000  # a second of CPU time: a server must not be able to ask for hours
+_MIN_ITERATIONS: Final = 4096  # RFC 7677; Kafka stores no credentials with fewer
+_MAX_ITERATIONS: Final = 1_000_000  # a second of CPU time: a server must not be able to ask for hours
 _NO_BINDING: Final = "n,,"
 _NONCE_BYTES: Final = 24
 
@@ -82,20 +82,20 @@ def _decoded(attributes: dict[str, str], name: str) -> bytes:
 
 def _iterations(attributes: dict[str, str]) -> int:
     text = attributes.get("i", "")
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST_ITERATIONS)) else 0
-    if not _LEAST_ITERATIONS <= number <= _MOST_ITERATIONS:
-        raise ScramError(f"the server asks for {text!r} iterations; {_LEAST_ITERATIONS} to {_MOST_ITERATIONS} are allowed")
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_ITERATIONS)) else 0
+    if not _MIN_ITERATIONS <= number <= _MAX_ITERATIONS:
+        raise ScramError(f"the server asks for {text!r} iterations; {_MIN_ITERATIONS} to {_MAX_ITERATIONS} are allowed")
     return number
 
 
-class Call(Protocol):
+class Exchange(Protocol):
     """Sends a request and returns its response."""
 
     def __call__(self, request: Request[_Response], /) -> _Response:
         """Send it."""
 
 
-def log_in(address: Address, login: Sasl, protocol: str, call: Call) -> float:
+def log_in(address: Address, login: Sasl, protocol: str, call: Exchange) -> float:
     """Log in; returns the seconds until the broker requires the next login, or 0 if it does not.
 
     Raises:
@@ -150,11 +150,13 @@ def _no_handshake(address: Address, login: Sasl, protocol: str, response: SaslHa
             code=code,
             name=name,
         )
-    without = "SSL" if protocol == "SASL_SSL" else "PLAINTEXT"
+    return wrong_protocol(address, protocol, protocol.removeprefix("SASL_"), code=code, name=name)
+
+
+def wrong_protocol(address: Address, protocol: str, spoken: str, **facts: Any) -> BrokerAuthorizationError:
+    """The error for a client whose `security.protocol` is not that of the listener that it has connected to."""
     return BrokerAuthorizationError(
-        f"{address} does not accept a SASL login: {name}.",
-        cause=f"security.protocol is {protocol}, and this is a listener without SASL",
-        next_step=f"set bootstrap.servers to the broker's {protocol} listener, or set security.protocol={without}",
-        code=code,
-        name=name,
+        f"{address} is a listener for security.protocol={spoken}, and this client uses {protocol}.",
+        next_step=f"set security.protocol={spoken}, or set bootstrap.servers to the brokers' {protocol} listener",
+        **facts,
     )

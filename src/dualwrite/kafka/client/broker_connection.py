@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
-import os
 import re
 import socket
 import ssl
@@ -16,6 +14,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, TypeVar
 
+from dualwrite import process
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.client.authentication import log_in
@@ -23,15 +22,16 @@ from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.fields import NO_TAGS, Fields, KafkaProtocolError, Request
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.client.messages_generated import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest
-from dualwrite.logs import closed_on_error
+from dualwrite.observability.logs import closed_on_error
+from dualwrite.observability.outages import kafka_at
 
 _SIZE: Final = struct.Struct(">i")
 _HEADER: Final = struct.Struct(">ihhi")  # size, API key, version, correlation id
 _LENGTH: Final = struct.Struct(">h")
-_MOST: Final = 100_000_000
+_MAX_RESPONSE_BYTES: Final = 100_000_000
 """The maximum size of a response, in bytes."""
 
-LEAST_TIME: Final = 0.001
+MIN_SECONDS: Final = 0.001
 """Seconds; a socket timeout of 0 would mean non-blocking mode."""
 
 # As for the database connections: a peer that vanished is detected after a minute.
@@ -43,6 +43,10 @@ Inbox = list[tuple[int, Any]]
 _READ_SIZE: Final = 65536
 _SESSION_SHARE: Final = 0.85  # KIP-368: log in again before the session expires
 _IDLE: Final = 1.0  # seconds without a request, after which the socket is checked before the next one
+
+_REQUEST_QUOTA: Final = "request_percentage"
+PRODUCE_QUOTA: Final = f"producer_byte_rate or {_REQUEST_QUOTA}"
+_QUOTAS: Final = {"ProduceResponse": PRODUCE_QUOTA, "FetchResponse": f"consumer_byte_rate or {_REQUEST_QUOTA}"}
 
 _Response = TypeVar("_Response")
 
@@ -85,8 +89,8 @@ class Framing:
         found, place = [], 0
         while len(received) - place >= _SIZE.size:
             (size,) = _SIZE.unpack_from(received, place)
-            if not 0 <= size <= _MOST:
-                raise KafkaProtocolError(f"the size of a response is {size}")
+            if not 0 <= size <= _MAX_RESPONSE_BYTES:
+                raise NotKafkaError(received[place : place + _SIZE.size])
             end = place + _SIZE.size + size
             if end > len(received):
                 break
@@ -115,8 +119,18 @@ class Framing:
         raise KafkaProtocolError(f"the response to request {answered} came instead of the one to {number}")
 
 
+class NotKafkaError(KafkaProtocolError):
+    """What arrived can't be the beginning of a response: the peer speaks another protocol. Attributes: `first`, its bytes."""
+
+    def __init__(self, first: bytes) -> None:
+        super().__init__(f"the size of a response is {_SIZE.unpack(first)[0]}")
+        self.first = first
+
+
 class ConnectionLostError(Exception):
     """The connection could not be opened, or broke with a request in flight, which may or may not have been executed."""
+
+    is_throttled = False
 
     def __init__(self, address: Address, reason: str) -> None:
         super().__init__(f"{address}: {reason}")
@@ -124,11 +138,17 @@ class ConnectionLostError(Exception):
         self.reason = reason
 
 
+class ConnectionThrottledError(ConnectionLostError):
+    """A quota holds back requests for longer than the caller can wait; nothing was sent, and the connection stays open."""
+
+    is_throttled = True
+
+
 def open_socket(address: Address, config: KafkaConfig, deadline: Deadline) -> socket.socket:
     """A connected socket, encrypted if the protocol requires it.
 
     Name resolution is not bounded by the deadline, since the system's resolver has no time limit: callers that can't wait
-    for it open the socket in another thread (`Opening`).
+    for it open the socket in another thread (`ConnectionAttempt`).
 
     Raises:
         ConnectionLostError: The connection failed, or was not established before the deadline.
@@ -141,7 +161,7 @@ def open_socket(address: Address, config: KafkaConfig, deadline: Deadline) -> so
         return plain
     with closed_on_error(plain):
         try:
-            plain.settimeout(max(deadline.left, LEAST_TIME))
+            plain.settimeout(max(deadline.left, MIN_SECONDS))
             return context.wrap_socket(plain, server_hostname=address.host)  # one timeout for the whole handshake
         except ssl.SSLCertVerificationError as error:
             raise BrokerAuthorizationError(
@@ -167,7 +187,7 @@ def _connected(address: Address, config: KafkaConfig, deadline: Deadline) -> soc
                 made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if config.keepalive:
                     _keep_alive(made)
-                made.settimeout(max(deadline.left / (len(found) - position), LEAST_TIME))
+                made.settimeout(max(deadline.left / (len(found) - position), MIN_SECONDS))
                 made.connect(where)
         except OSError as error:
             problem = error
@@ -194,6 +214,9 @@ class Connection:
 
     Opening it takes at most `socket.connection.setup.timeout.ms`.
 
+    Attributes:
+        throttled_until: Until then a quota holds back requests (KIP-219): the broker would not read them, and `send` waits.
+
     Raises:
         ConnectionLostError: The connection failed, or the broker did not respond.
         BrokerAuthorizationError: The broker refused the login, or its TLS certificate is not trusted.
@@ -202,11 +225,13 @@ class Connection:
     def __init__(self, address: Address, config: KafkaConfig, deadline: Deadline | None = None) -> None:
         self.address = address
         self._config = config
-        self._pid = os.getpid()
+        self._pid = process.pid
         self._framing = Framing(config.client_id)
         self._log_in_at: float | None = None
         self._used_at = time.monotonic()
         self._inboxes: dict[int, Inbox] = {}
+        self._kafka = kafka_at(config.servers)
+        self.throttled_until = 0.0
         self.api_versions: Mapping[int, tuple[int, int]] = {}
         self.features: Mapping[str, int] = {}
         self.newest_features: Mapping[str, int] = {}
@@ -234,14 +259,14 @@ class Connection:
     @property
     def usable(self) -> bool:
         """Whether it is open and was opened by this process, not inherited through a fork."""
-        return self._socket is not None and self._pid == os.getpid()
+        return self._socket is not None and self._pid == process.pid
 
     def make_ready(self, deadline: Deadline) -> bool:
         """Whether another request may be sent on it now; after an idle period the socket is checked.
 
         If the broker requires a new login soon, it is done here (KIP-368); requests in flight are not affected.
         """
-        if self._socket is None or self._pid != os.getpid():
+        if self._socket is None or self._pid != process.pid:
             return False
         now = time.monotonic()
         try:
@@ -285,20 +310,15 @@ class Connection:
                 self.close()
                 late = type(requests[len(inbox)]).__name__
                 raise ConnectionLostError(self.address, f"no response to {late} within {limit.seconds:.3g} s")
-        responses = []
-        for _, response in inbox:
-            if getattr(response, "error_code", 0) == ErrorCode.REBOOTSTRAP_REQUIRED:  # it names neither brokers nor the cluster
-                self.close()
-                raise ConnectionLostError(self.address, ErrorCode.REBOOTSTRAP_REQUIRED.name)
-            responses.append(response)
-        return responses
+        return [response for _, response in inbox]
 
     def send(self, request: Request[Any], inbox: Inbox, deadline: Deadline) -> int:
         """Send a request without waiting for its response, which is later put into `inbox` with the number returned here.
 
-        Uses the newest version that both sides know, unless the request specifies one.
+        Uses the newest version that both sides know, unless the request specifies one. Waits until `throttled_until`.
 
         Raises:
+            ConnectionThrottledError: The deadline, or `socket.timeout.ms`, is before that.
             ConnectionLostError: The connection broke, or the request could not be sent before the deadline, or within
                 `socket.timeout.ms`; it may have been executed.
         """
@@ -307,12 +327,14 @@ class Connection:
             raise self._closed()
         version = self.version_of(type(request)) if request.version is None else request.version
         seconds = min(deadline.seconds, self._config.socket_timeout)
+        if self.throttled_until:
+            self._wait_for_quota(deadline.within(self._config.socket_timeout))
         try:
             number, data = self._framing.request(request, version)
             self._inboxes[number] = inbox
             sent = 0
             while sent < len(data):  # TLS sends in parts, and sendall() would restart the timeout for each
-                plug.settimeout(max(min(deadline.left, seconds), LEAST_TIME))
+                plug.settimeout(max(min(deadline.left, seconds), MIN_SECONDS))
                 sent += plug.send(memoryview(data)[sent:])
         except (OSError, KafkaProtocolError) as error:
             self.close()
@@ -339,7 +361,11 @@ class Connection:
             plug.settimeout(timeout)
             data = plug.recv(_READ_SIZE)
             for number, response in self._framing.responses(data):
+                if getattr(response, "error_code", 0) == ErrorCode.REBOOTSTRAP_REQUIRED:  # it names no brokers and no cluster
+                    raise ConnectionLostError(self.address, ErrorCode.REBOOTSTRAP_REQUIRED.name)  # noqa: TRY301  (closed below)
                 self._inboxes.pop(number).append((number, response))
+                if getattr(response, "throttle_time_ms", 0):
+                    self._throttled(type(response).__name__, response.throttle_time_ms / 1000)
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return
         except (OSError, KafkaProtocolError) as error:
@@ -350,7 +376,7 @@ class Connection:
             raise
         if not data:
             self.close()
-            raise ConnectionLostError(self.address, "the broker closed the connection")
+            raise ConnectionLostError(self.address, "the broker closed the connection") from EOFError()
 
     def version_of(self, request: type[Request[Any]]) -> int:
         """The newest version of a request that both the broker and dualwrite support.
@@ -379,6 +405,17 @@ class Connection:
 
     def _closed(self) -> ConnectionLostError:
         return ConnectionLostError(self.address, "closed")
+
+    def _throttled(self, response: str, seconds: float) -> None:
+        self.throttled_until = max(self.throttled_until, time.monotonic() + seconds)
+        self._kafka.throttled(seconds, f"{_QUOTAS.get(response, _REQUEST_QUOTA)} of {self._config.client}")
+
+    def _wait_for_quota(self, deadline: Deadline) -> None:
+        left = self.throttled_until - time.monotonic()
+        deadline.sleep(max(left, 0.0))
+        if deadline.expired and time.monotonic() < self.throttled_until:
+            raise ConnectionThrottledError(self.address, f"a quota holds back requests for {left:.3g} s")
+        self.throttled_until = 0.0
 
     def _ask_versions(self, deadline: Deadline) -> None:
         response = self._versions(ApiVersionsRequest.NEWEST, deadline)
@@ -421,67 +458,3 @@ def software_version() -> str:
 def about_the_cluster() -> MetadataRequest:
     """A Metadata request for the brokers and the cluster id, without topics."""
     return MetadataRequest(topics=[], allow_auto_topic_creation=False)
-
-
-class Opening:
-    """One attempt to open a connection, in its own thread.
-
-    So nothing that opening waits for (a name server, a host that drops packets, TLS, a login) blocks a caller beyond the
-    caller's own time limit. `undisturbed` explains why this uses `_thread`.
-
-    Attributes:
-        connection: The open connection, once the attempt has succeeded.
-        cluster_id: Kafka's `cluster.id`, as this broker reports it; empty if it has none.
-        error: The exception, if the attempt failed; see `Connection`.
-        is_reported: Whether a wait has returned because the attempt has finished. Only the first one does: perhaps nobody wants
-            the connection any more.
-    """
-
-    def __init__(self, address: Address, config: KafkaConfig) -> None:
-        self._address = address
-        self._pid = os.getpid()
-        self._config = config
-        self.connection: Connection | None = None
-        self.cluster_id = ""
-        self.error: BaseException | None = None
-        self.is_reported = False
-        self._is_done = False
-        self._is_unwanted = False
-        self._running = _thread.allocate_lock()
-        self._lock = _thread.allocate_lock()
-        self._running.acquire()
-        _thread.start_new_thread(self._run, ())
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether its thread runs in this process, and not in the parent of a fork."""
-        return self._pid == os.getpid()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for at most `seconds`; whether the attempt has finished."""
-        if not self._is_done and self._running.acquire(timeout=max(seconds, 0.0)):
-            self._running.release()  # if KeyboardInterrupt prevents this, `_is_done` is set all the same
-        return self._is_done
-
-    def give_up(self) -> None:
-        """The connection is no longer wanted: close it, now or as soon as it is open."""
-        with self._lock:
-            self._is_unwanted = True
-            if self.connection is not None:
-                self.connection.close()
-
-    def _run(self) -> None:
-        try:
-            deadline = Deadline(self._config.connect_timeout)
-            made = Connection(self._address, self._config, deadline)
-            with closed_on_error(made):
-                self.cluster_id = made.call(about_the_cluster(), deadline).cluster_id or ""
-            with self._lock:
-                self.connection = made
-                if self._is_unwanted:
-                    made.close()
-        except BaseException as error:  # noqa: BLE001  (raised again in the caller that wants the connection)
-            self.error = error
-        finally:
-            self._is_done = True
-            self._running.release()

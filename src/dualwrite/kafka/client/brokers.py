@@ -5,13 +5,16 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import closing, suppress
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from dualwrite.deadline import Deadline
-from dualwrite.errors import BrokerUnavailableError, ClusterMismatchError, DualWriteError
-from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, Inbox, Opening, about_the_cluster
+from dualwrite.deadline import Deadline, Limit
+from dualwrite.errors import BrokerAuthorizationError, BrokerUnavailableError, ClusterMismatchError, DualWriteError
+from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, Inbox, about_the_cluster
 from dualwrite.kafka.client.config import Address, KafkaConfig
+from dualwrite.kafka.client.connecting import ConnectionAttempt
 from dualwrite.kafka.client.fields import Request
 from dualwrite.kafka.client.kafka_errors import error_name
 from dualwrite.kafka.client.messages_generated import FindCoordinatorRequest, MetadataRequest, MetadataResponse
@@ -20,8 +23,8 @@ _LOOK_AT_OPENINGS: Final = 0.01
 
 K = TypeVar("K", bound=Hashable)
 
-MakeRequest = Callable[[Connection], Request[Any]]
-"""Makes the request for a connection: what it may contain depends on the versions that the broker supports."""
+MakeRequest = Callable[[Connection], Request[Any] | None]
+"""Makes the request for a connection: what it may contain depends on the versions that the broker supports; None: nothing."""
 
 
 class CoordinatorType(IntEnum):
@@ -34,6 +37,8 @@ class CoordinatorType(IntEnum):
 GROUP: Final = CoordinatorType.GROUP
 TRANSACTION: Final = CoordinatorType.TRANSACTION
 _JUST_NOW: Final = 1.0  # seconds for which a broker's answer counts as one given now
+REFUSAL_LIMIT: Final = 2.0
+"""Seconds in which brokers show that they refuse a client, in the middle of its work; else it asks again soon."""
 _HEAD_START: Final = 1.0  # seconds to wait for one of several brokers before the next is tried as well
 
 
@@ -55,7 +60,8 @@ class Network:
     def __init__(self, config: KafkaConfig) -> None:
         self.config = config
         self._connections: dict[Address, Connection] = {}
-        self._openings: dict[Address, Opening] = {}
+        self._aside: dict[Address, Connection] = {}
+        self._openings: dict[Address, ConnectionAttempt] = {}
         self._coordinators: dict[tuple[int, str], Address] = {}
         self._seen: dict[Address, None] = {}  # brokers known from metadata; the bootstrap servers may be replaced one day
         self._cluster_id: str | None = None
@@ -84,7 +90,7 @@ class Network:
             found.close()
         opening = self._openings.get(address)
         if opening is None or not opening.is_ours:
-            self._openings[address] = opening = Opening(address, self.config)
+            self._openings[address] = opening = ConnectionAttempt(address, self.config)
         if not opening.wait(deadline.left if wait is None else wait):
             return None
         del self._openings[address]
@@ -115,6 +121,23 @@ class Network:
                 seen_cluster_id=found,
             )
 
+    def set_aside(self, connection: Connection) -> None:
+        """Have another connection to its broker from now on, since a quota holds back messages on this one, but not commits.
+
+        There are at most two connections to a broker, which change places.
+        """
+        address = connection.address
+        if self._connections.get(address) is connection:
+            if (other := self._aside.pop(address, None)) is not None:
+                self._connections[address] = other
+            else:
+                del self._connections[address]
+            self._aside[address] = connection
+
+    def is_aside(self, connection: Connection) -> bool:
+        """Whether a connection was set aside."""
+        return self._aside.get(connection.address) is connection
+
     def wait_for_openings(self, seconds: float) -> None:
         """Wait for at most `seconds` until one of the connections being opened is open or has failed; each ends one wait."""
         openings = [opening for opening in self._openings.values() if not opening.is_reported]
@@ -133,15 +156,18 @@ class Network:
     def any_broker(self, deadline: Deadline | None = None) -> Connection:
         """A connection to any known broker: open connections first, then the bootstrap servers, then all other brokers.
 
-        A broker that drops packets does not use up the time: after a second the next one is tried in parallel.
+        A broker that drops packets does not use up the time: after a second the next one is tried in parallel. One that refuses
+        this client does not matter if another lets it in.
 
         Raises:
+            BrokerAuthorizationError: None lets this client in, and at least one of them has answered that it does not.
             BrokerUnavailableError: No broker can be reached; the message names every address with its reason.
         """
         deadline = deadline or Deadline(self.config.connect_timeout)
         known = [a for a, c in self._connections.items() if c.usable]
         untried = list(dict.fromkeys((*known, *self.config.bootstrap, *self._seen)))
         failed: dict[Address, str] = {}
+        refused: BrokerAuthorizationError | None = None
         while untried:
             silent = []
             for position, address in enumerate(untried):
@@ -149,13 +175,18 @@ class Network:
                 try:
                     made = self.connection_soon(address, deadline, wait=wait if len(untried) == 1 else min(wait, _HEAD_START))
                 except ConnectionLostError as error:
-                    failed[address] = str(error)
+                    failed[address] = f"{error}"
+                    continue
+                except BrokerAuthorizationError as error:
+                    refused = refused or error
                     continue
                 if made is not None:
                     return made
                 failed[address] = f"{address}: no connection within {deadline.seconds:.3g} s"
                 silent.append(address)
             untried = [] if deadline.expired else silent
+        if refused is not None:
+            raise refused
         raise BrokerUnavailableError(
             f"No Kafka broker can be reached: {'; '.join(failed.values())}.",
             next_step="check that the brokers are running and that bootstrap.servers "
@@ -173,10 +204,10 @@ class Network:
         """
         address = self._coordinators.get((kind, key))
         if address is None:
-            found = self.coordinators([key], kind, deadline)[key]
+            found = self.find_coordinators([key], deadline, kind=kind)[key]
             if isinstance(found, CoordinatorUnavailableError):
                 raise found
-            address = self._coordinators[kind, key] = found[1]
+            address = found
         try:
             return self.connection(address, deadline)
         except ConnectionLostError:
@@ -205,19 +236,24 @@ class Network:
 
     def find_coordinators(
         self, keys: Sequence[str], deadline: Deadline | None = None, *, kind: int = TRANSACTION
-    ) -> dict[str, Address]:
+    ) -> dict[str, Address | CoordinatorUnavailableError]:
         """The addresses of the coordinators of ids; those that are not known yet are looked up by one request.
-
-        Ids that have no coordinator now are missing.
 
         Raises: as `coordinators`.
         """
-        unknown = [key for key in dict.fromkeys(keys) if (kind, key) not in self._coordinators]
-        if unknown:
-            for key, found in self.coordinators(unknown, kind, deadline).items():
-                if not isinstance(found, CoordinatorUnavailableError):
-                    self._coordinators[kind, key] = found[1]
-        return {key: self._coordinators[kind, key] for key in keys if (kind, key) in self._coordinators}
+        places: dict[str, Address | CoordinatorUnavailableError] = {}
+        unknown = []
+        for key in keys:
+            if (kind, key) in self._coordinators:
+                places[key] = self._coordinators[kind, key]
+            else:
+                unknown.append(key)
+        for key, found in self.coordinators(unknown, kind, deadline).items() if unknown else ():
+            if isinstance(found, CoordinatorUnavailableError):
+                places[key] = found
+            else:
+                places[key] = self._coordinators[kind, key] = found[1]
+        return places
 
     def forget_coordinator(self, key: str, kind: int = TRANSACTION) -> None:
         """Look up the coordinator again next time, since it has moved."""
@@ -253,14 +289,30 @@ class Network:
         return found
 
     def close(self) -> None:
-        """Close all connections."""
-        for connection in self._connections.values():
+        """Close all connections, and forget which cluster they were to."""
+        for connection in (*self._connections.values(), *self._aside.values()):
             connection.close()
         for opening in self._openings.values():
             opening.give_up()
         self._connections.clear()
+        self._aside.clear()
         self._openings.clear()
         self._coordinators.clear()
+        self._told.clear()
+        self._seen.clear()
+        self._cluster_id = None
+
+
+def check_not_refused(kafka: KafkaConfig | Mapping[str, Any] | str, timeout: Limit) -> None:
+    """Connect once, for a client of librdkafka, which takes a refusal for an outage: it goes on until its time limit.
+
+    What librdkafka reports can't replace this: it reports the same for a broker that is starting.
+
+    Raises:
+        BrokerAuthorizationError: As for `Network.any_broker`. If no broker answers, nothing is raised.
+    """
+    with closing(Network(KafkaConfig.of(kafka))) as network, suppress(BrokerUnavailableError):
+        network.any_broker(Deadline.of(timeout))
 
 
 def request_together(
@@ -288,20 +340,24 @@ class _Round(Generic[K]):
         self._requests = requests
         self._deadline = deadline
         self._unopened = dict.fromkeys(requests)
-        self._waiting: dict[K, tuple[Connection, Inbox]] = {}
+        self._waiting: dict[K, tuple[Connection, Inbox, str]] = {}
         self._responses: dict[K, Any] = {}
 
     def run(self) -> dict[K, Any]:
         while (self._unopened or self._waiting) and not self._deadline.expired:
             for key in tuple(self._unopened):
                 self._guarded(key, self._send)
-            self._wait()
+            is_alone = len(self._waiting) == 1 and not self._unopened
+            if not is_alone:
+                self._wait()
             for key in tuple(self._waiting):
-                self._guarded(key, self._receive)
+                self._guarded(key, partial(self._receive, seconds=self._deadline.left if is_alone else 0.0))
         for key in self._requests.keys() - self._responses.keys():
+            late = f"no connection within {self._deadline.seconds:.3g} s"
             if key in self._waiting:
-                self._waiting[key][0].close()  # or a late response would be read as that to the next request
-            late = f"no response within {self._deadline.seconds:.3g} s"
+                connection, _, name = self._waiting[key]
+                connection.close()  # or a late response would be read as that to the next request
+                late = f"no response to {name} within {self._deadline.seconds:.3g} s"
             self._responses[key] = ConnectionLostError(self._requests[key][0], late)
         return self._responses
 
@@ -319,14 +375,18 @@ class _Round(Generic[K]):
         if connection is None:
             return
         inbox: Inbox = []
-        connection.send(make(connection), inbox, self._deadline)
+        request = make(connection)
         del self._unopened[key]
-        self._waiting[key] = (connection, inbox)
+        if request is None:
+            self._responses[key] = None
+            return
+        connection.send(request, inbox, self._deadline)
+        self._waiting[key] = (connection, inbox, type(request).__name__)
 
-    def _receive(self, key: K) -> None:
-        connection, inbox = self._waiting[key]
+    def _receive(self, key: K, *, seconds: float) -> None:
+        connection, inbox, _ = self._waiting[key]
         if not inbox:
-            connection.receive(0.0)
+            connection.receive(seconds)
         if inbox:
             del self._waiting[key]
             self._responses[key] = inbox[0][1]
@@ -337,9 +397,9 @@ class _Round(Generic[K]):
         if not self._waiting:
             self._network.wait_for_openings(seconds)
             return
-        if any(inbox or connection.has_read for connection, inbox in self._waiting.values()):
+        if any(inbox or connection.has_read for connection, inbox, _ in self._waiting.values()):
             return
         with selectors.DefaultSelector() as selector:
-            for connection in {connection for connection, _ in self._waiting.values()}:
+            for connection in {connection for connection, *_ in self._waiting.values()}:
                 selector.register(connection, selectors.EVENT_READ)
             selector.select(seconds)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import ssl
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.settings import misspelt
 
 _HONOURED: Final = frozenset(
     {
@@ -197,7 +198,7 @@ class KafkaConfig:
             raise ConfigurationError(f"Invalid security.protocol {protocol!r}.", next_step=f"use one of {', '.join(PROTOCOLS)}")
         timeout = given.get("transaction.timeout.ms")
         return cls(
-            bootstrap=parse_addresses(given.get("bootstrap.servers", given.get("metadata.broker.list", ""))),
+            bootstrap=parse_addresses(given.get("bootstrap.servers", given.get("metadata.broker.list", "")), given),
             protocol=protocol,
             sasl=_sasl(given) if protocol.startswith("SASL_") else None,
             client_id=str(given.get("client.id", "dualwrite")),
@@ -226,6 +227,11 @@ class KafkaConfig:
         """The bootstrap servers, in the format of `bootstrap.servers`."""
         return ",".join(map(str, self.bootstrap))
 
+    @property
+    def client(self) -> str:
+        """What the brokers' quotas are for, in words."""
+        return f"client.id {self.client_id!r}" + ("" if self.sasl is None else f", user {self.sasl.username!r}")
+
     def tls(self) -> ssl.SSLContext | None:
         """The TLS context from the `ssl.*` settings, created once; None if the protocol does not use TLS.
 
@@ -239,8 +245,10 @@ class KafkaConfig:
         return self._tls[0]
 
 
-def parse_addresses(text: Any) -> tuple[Address, ...]:
+def parse_addresses(text: Any, given: Iterable[str] = ()) -> tuple[Address, ...]:
     """Parse `host:port,host:port`; `protocol://` in front and a missing port are allowed, IPv6 addresses need brackets.
+
+    `given` are the names of the settings, of which one may be misspelt.
 
     Raises:
         ConfigurationError: The text is empty, or a part does not have this form.
@@ -249,6 +257,7 @@ def parse_addresses(text: Any) -> tuple[Address, ...]:
     if not parts:
         raise ConfigurationError(
             "No Kafka servers are configured.",
+            cause=misspelt(given, ["bootstrap.servers"]),
             next_step="set bootstrap.servers (environment: DUALWRITE_KAFKA_BOOTSTRAP_SERVERS), for example to 'localhost:9092'",
         )
     return tuple(map(_address, parts))

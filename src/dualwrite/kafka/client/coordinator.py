@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.kafka.base import (
@@ -17,38 +18,44 @@ from dualwrite.kafka.base import (
     NewProducerId,
 )
 from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, Inbox
-from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.descriptions import check_leaders, described
-from dualwrite.kafka.client.group_positions import committed_positions
-from dualwrite.kafka.client.ids_together import (
-    END_BY_EPOCH,
-    FOREIGN_PRODUCER_ID,
-    INIT_PLAIN,
-    INIT_TWO_PHASE,
-    created_together,
-    described_together,
-    ended_together,
-)
+from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name, status_of, timeout_refused, two_phase_refused
-from dualwrite.kafka.client.log_fetch import LogNotReadableError
-from dualwrite.kafka.client.log_messages import find_messages, read_messages
+from dualwrite.kafka.client.log_messages import find_later, find_messages, read_messages
 from dualwrite.kafka.client.log_proof import fate_in_log
-from dualwrite.kafka.client.log_reader import LogReader
+from dualwrite.kafka.client.log_reader import LogNotReadableError, LogReader
 from dualwrite.kafka.client.messages_generated import (
-    DescribeConfigsRequest,
     EndTxnRequest,
     EndTxnResponse,
     InitProducerIdRequest,
     InitProducerIdResponse,
     ListTransactionsRequest,
 )
-from dualwrite.kafka.client.retries import RetryingClient, TryAgainError, check_response, check_retriable
-from dualwrite.state import Delivery, Fate, FoundMessages, Place, PreparedTxnState, TransactionDescription
+from dualwrite.kafka.client.requests import (
+    BROKER_RESOURCE,
+    END_BY_EPOCH,
+    FOREIGN_PRODUCER_ID,
+    INIT_TWO_PHASE,
+    committed_positions,
+    described,
+    init_request,
+    leaderless,
+    settings_in,
+    settings_request,
+)
+from dualwrite.kafka.client.retries import RetryingClient, TryAgainError, answers, check_response, check_retriable, result_of
+from dualwrite.state import Delivery, Fate, FoundMessages, Place, PreparedTxnState, TransactionDescription, TransactionStatus
 
-_END_PLAIN: Final = 3  # of Kafka 3.0; v4 (3.8) only allows one more error code
-_BROKER_RESOURCE: Final = 4
+T = TypeVar("T")
+
+_END_PLAIN: Final = 3  # EndTxn of Kafka 3.0; v4 (3.8) only allows one more error code
 _JUST_NOW: Final = 1.0  # seconds
 _ANY_TIMEOUT_MS: Final = 60_000
+
+_JUST: Final = 1.0
+"""Seconds after which a description no longer shows which partitions a transaction has (rule FB); it is described again.
+
+A prepared transaction gets no more partitions; one that is to be aborted may, from an owner that was paused.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,101 +94,55 @@ class WireTransactionCoordinator:
     def cluster_id(self, *, timeout: Limit | None = None) -> str:
         return self._client.repeated(self.network.cluster_id, "any broker", timeout)
 
+    def forget_cluster(self) -> None:
+        self._client.forget_cluster()
+        self._ends_by_epoch = self._max_timeout = None
+
     def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
-        """DescribeTransactions (KIP-664)."""
-        return self._client.to_coordinator(
-            kafka_transactional_id,
-            lambda coordinator, deadline: described(coordinator, kafka_transactional_id, deadline),
-            timeout,
-        )
+        return self.describe_all([kafka_transactional_id], timeout=timeout)[kafka_transactional_id]
 
     def describe_all(
-        self, kafka_transactional_ids: Sequence[str], *, timeout: Limit | None = None
+        self, kafka_transactional_ids: Iterable[str], *, timeout: Limit | None = None
     ) -> dict[str, TransactionDescription | None]:
-        """An id that gets no conclusive answer at first is described alone."""
-        limit = self._client.limit(timeout)
-        ids = list(dict.fromkeys(kafka_transactional_ids))
-        found: dict[str, TransactionDescription | None] = {}
-        if len(ids) > 1:
-            found = self._client.repeated(lambda d: described_together(self.network, ids, d), "the coordinators", limit)
-        return {name: found[name] if name in found else self.describe(name, timeout=limit) for name in ids}
-
-    def end_all(self, endings: Sequence[EndingTransaction], *, timeout: Limit | None = None) -> list[EndTxnResult]:
-        """A transaction whose request gets no conclusive answer at first is ended alone."""
-        limit = self._client.limit(timeout)
-        found: dict[str, EndTxnResponse] = {}
-        if self.knows_end_by_epoch(timeout=limit):  # then the same request may be sent again
-            found = self._client.repeated(lambda d: ended_together(self.network, endings, d), "the coordinators", limit)
-
-        def result(ending: EndingTransaction) -> EndTxnResult:
-            name = ending.kafka_transactional_id
-            if name in found:
-                return _end_txn_result(found[name])
-            return self.end_transaction(
-                name, producer_id=ending.producer_id, epoch=ending.epoch, commit=ending.commit, timeout=limit
-            )
-
-        return [result(ending) for ending in endings]
+        """DescribeTransactions (KIP-664)."""
+        return self._client.of_each(kafka_transactional_ids, partial(described, self.network), timeout)
 
     def end_transaction(
-        self,
-        kafka_transactional_id: str,
-        *,
-        producer_id: int,
-        epoch: int,
-        commit: bool,
-        timeout: Limit | None = None,
-        just_written: bool = False,
+        self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool, timeout: Limit | None = None
     ) -> EndTxnResult:
-        """EndTxn; retries the same request while markers are written (CONCURRENT_TRANSACTIONS) or if the connection breaks.
+        return self.end_all([EndingTransaction(kafka_transactional_id, producer_id, epoch, commit)], timeout=timeout)[0]
 
-        Waits until every partition of the transaction has a leader (rule FB). `just_written` says that each of them has
-        acknowledged a write very recently: then the first request is sent without checking the leaders.
-        """
+    def end_all(self, endings: Sequence[EndingTransaction], *, timeout: Limit | None = None) -> list[EndTxnResult]:
+        """EndTxn; sends the same requests again while markers are written (CONCURRENT_TRANSACTIONS) or if connections break."""
         limit = self._client.limit(timeout)
         version = END_BY_EPOCH if self.knows_end_by_epoch(timeout=limit) else _END_PLAIN
-        request = EndTxnRequest(kafka_transactional_id, producer_id, epoch, commit, version=version)
+        requests = {each.kafka_transactional_id: partial(self._end_request, each, version) for each in endings}
 
-        def end(coordinator: Connection, deadline: Deadline) -> EndTxnResult:
-            nonlocal just_written
-            self._check_end(coordinator, request, deadline, just_written=just_written)
-            just_written = False
-            response = coordinator.call(request, deadline)
-            if response.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
-                raise TryAgainError("EndTxn returned CONCURRENT_TRANSACTIONS: markers are being written")
-            if response.error_code:
-                check_retriable(response.error_code, kafka_transactional_id, "EndTxn", "Write")
-            return _end_txn_result(response)
+        def send(addresses: Mapping[str, Address], deadline: Deadline) -> dict[str, EndTxnResult | Exception]:
+            return answers(self.network, requests, _end_result, addresses, deadline)
 
-        return self._client.to_coordinator(kafka_transactional_id, end, limit)
+        found = self._once_led(endings, send, limit)
+        return [found[each.kafka_transactional_id] for each in endings]
 
-    def request_commit(
-        self,
-        kafka_transactional_id: str,
-        *,
-        producer_id: int,
-        epoch: int,
-        timeout: Limit | None = None,
-        just_written: bool = False,
-    ) -> RequestedCommit:
-        """Send the request of `end_transaction` without waiting for its response, which `requested_commit` reads.
+    def request_commit(self, ending: EndingTransaction, *, timeout: Limit | None = None) -> RequestedCommit:
+        """Send the request of `end_all` without waiting for its response, which `requested_commit` reads.
 
         Only on brokers with EndTxn v5, where the same request can be sent again at any time (KIP-890).
 
         Raises:
             BrokerUnavailableError: It could not be sent; or it was sent, and the connection broke.
         """
-        request = EndTxnRequest(kafka_transactional_id, producer_id, epoch, committed=True, version=END_BY_EPOCH)
 
-        def send(coordinator: Connection, deadline: Deadline) -> RequestedCommit:
-            nonlocal just_written
-            self._check_end(coordinator, request, deadline, just_written=just_written)
-            just_written = False
+        def sent(address: Address, deadline: Deadline) -> RequestedCommit:
+            connection = self.network.connection(address, deadline)
             inbox: Inbox = []
-            coordinator.send(request, inbox, deadline)
-            return RequestedCommit(coordinator, inbox)
+            connection.send(self._end_request(ending, END_BY_EPOCH, connection), inbox, deadline)
+            return RequestedCommit(connection, inbox)
 
-        return self._client.to_coordinator(kafka_transactional_id, send, timeout)
+        def send(addresses: Mapping[str, Address], deadline: Deadline) -> dict[str, RequestedCommit | Exception]:
+            return {name: result_of(partial(sent, address, deadline)) for name, address in addresses.items()}
+
+        return self._once_led([ending], send, timeout)[ending.kafka_transactional_id]
 
     def requested_commit(self, requested: RequestedCommit, *, timeout: Limit | None = None) -> EndTxnResult | None:
         """Wait for the response to `request_commit`. None: there is none, since the connection broke or the limit has passed.
@@ -202,21 +163,10 @@ class WireTransactionCoordinator:
 
         return self._client.repeated(read, "the coordinator", timeout)
 
-    def _check_end(self, coordinator: Connection, request: EndTxnRequest, deadline: Deadline, *, just_written: bool) -> None:
-        """Check the leaders, unless everything was written just now, and that the coordinator knows the request's version."""
-        if not just_written:
-            check_leaders(coordinator, request.transactional_id, deadline)
-        if not coordinator.supports(EndTxnRequest, request.version or 0):  # the new coordinator of a cluster being upgraded
-            self._ends_by_epoch = None
-            raise TryAgainError(f"{coordinator.address} does not support EndTxn v{request.version}")
-
     def wait_for_leaders(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> None:
         """Wait until every partition of the id's ongoing transaction has a leader (rule FB)."""
-        self._client.to_coordinator(
-            kafka_transactional_id,
-            lambda coordinator, deadline: check_leaders(coordinator, kafka_transactional_id, deadline),
-            timeout,
-        )
+        ending = EndingTransaction(kafka_transactional_id, -1, -1, commit=False)
+        self._once_led([ending], lambda addresses, _: dict.fromkeys(addresses), timeout)
 
     def init_producer_id(
         self,
@@ -239,71 +189,46 @@ class WireTransactionCoordinator:
             TransactionTimeoutRefusedError: `timeout_ms` exceeds the broker's maximum.
             BrokerUnavailableError, BrokerAuthorizationError: As for all methods.
         """
-        needs_v6 = two_phase or keep_prepared
-
-        def request(coordinator: Connection, deadline: Deadline) -> InitProducerIdResult:
-            if needs_v6 and not coordinator.supports(InitProducerIdRequest, INIT_TWO_PHASE):
-                if two_phase:
-                    raise two_phase_refused(kafka_transactional_id, "the broker does not support InitProducerId v6")
-                return InitProducerIdResult(ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_VERSION.name)
-            if producer_id < 0 and not keep_prepared:  # it aborts an ongoing transaction
-                check_leaders(coordinator, kafka_transactional_id, deadline)
-            asked = InitProducerIdRequest(
-                version=INIT_TWO_PHASE if needs_v6 else min(INIT_PLAIN, coordinator.version_of(InitProducerIdRequest)),
-                transactional_id=kafka_transactional_id,
-                transaction_timeout_ms=timeout_ms,
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                enable2_pc=two_phase,
-                keep_prepared_txn=keep_prepared,
-            )
-            response = coordinator.call(asked, deadline)
-            code = response.error_code
-            if two_phase and code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-                raise two_phase_refused(kafka_transactional_id, error_name(code), code)
-            if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
-                raise timeout_refused(kafka_transactional_id, timeout_ms, code)
-            check_retriable(code, kafka_transactional_id, "InitProducerId", "Write")
-            return _init_result(response, is_v6=needs_v6)
-
-        return self._client.to_coordinator(kafka_transactional_id, request, timeout)
-
-    def raise_epoch(
-        self, kafka_transactional_id: str, *, producer_id: int, epoch: int, timeout: Limit | None = None
-    ) -> InitProducerIdResult:
-        """Fence a producer without an open transaction: InitProducerId as compare-and-set on its epoch (KIP-360)."""
-        return self.init_producer_id(kafka_transactional_id, producer_id=producer_id, epoch=epoch, timeout=timeout)
-
-    def create_producer_id(
-        self, kafka_transactional_id: str, *, timeout_ms: int, two_phase: bool, timeout: Limit | None = None
-    ) -> InitProducerIdResult:
-        """InitProducerId that creates an unknown id, and leaves a known one unchanged: PRODUCER_FENCED (measured).
-
-        It carries a producer id that no producer has, which the coordinator compares with the id's current one.
-        """
-        return self.init_producer_id(
-            kafka_transactional_id,
-            timeout_ms=timeout_ms,
-            two_phase=two_phase,
-            producer_id=FOREIGN_PRODUCER_ID,
-            epoch=0,
-            timeout=timeout,
-        )
+        new = NewProducerId(kafka_transactional_id, timeout_ms, two_phase)
+        return self._init_all([new], timeout, producer_id=producer_id, epoch=epoch, keep_prepared=keep_prepared)[0]
 
     def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
-        """An id whose request gets no conclusive answer at first is created alone."""
-        limit = self._client.limit(timeout)
-        found: dict[str, InitProducerIdResponse] = {}
-        if len(new) > 1:
-            found = self._client.repeated(lambda d: created_together(self.network, new, d), "the coordinators", limit)
+        """InitProducerId with a producer id that no producer has, which the coordinator compares with the id's current one.
 
-        def result(each: NewProducerId) -> InitProducerIdResult:
-            name = each.kafka_transactional_id
-            if name in found:
-                return _init_result(found[name], is_v6=each.two_phase)
-            return self.create_producer_id(name, timeout_ms=each.timeout_ms, two_phase=each.two_phase, timeout=limit)
+        So it creates an unknown id, and leaves a known one unchanged: PRODUCER_FENCED (measured).
+        """
+        return self._init_all(new, timeout, producer_id=FOREIGN_PRODUCER_ID, epoch=0)
 
-        return [result(each) for each in new]
+    def _init_all(
+        self,
+        new: Sequence[NewProducerId],
+        timeout: Limit | None,
+        *,
+        producer_id: int,
+        epoch: int,
+        keep_prepared: bool = False,
+    ) -> list[InitProducerIdResult]:
+        by_id = {each.kafka_transactional_id: each for each in new}
+
+        def make(each: NewProducerId, coordinator: Connection) -> InitProducerIdRequest | None:
+            has_two_phase = coordinator.supports(InitProducerIdRequest, INIT_TWO_PHASE)
+            if each.two_phase and not has_two_phase:
+                raise two_phase_refused(each.kafka_transactional_id, "the broker does not support InitProducerId v6")
+            if keep_prepared and not has_two_phase:
+                return None
+            return init_request(each, producer_id, epoch, keep_prepared=keep_prepared)
+
+        requests = {name: partial(make, each) for name, each in by_id.items()}
+
+        def send(addresses: Mapping[str, Address], deadline: Deadline) -> dict[str, InitProducerIdResult | Exception]:
+            aborts = producer_id < 0 and not keep_prepared
+            failed = self._without_leaders(addresses, {}, deadline) if aborts else {}
+            read = lambda name, found: _init_result(by_id[name], found)  # noqa: E731
+            ready = {name: address for name, address in addresses.items() if name not in failed}
+            return failed | answers(self.network, requests, read, ready, deadline)
+
+        results = self._client.of_each(by_id, send, timeout)
+        return [results[each.kafka_transactional_id] for each in new]
 
     def fate(self, state: PreparedTxnState, place: Place, *, timeout: Limit | None = None) -> Fate:
         """How the transaction that wrote to `place` ended, according to the log; see `log_proof.fate_in_log`."""
@@ -312,12 +237,15 @@ class WireTransactionCoordinator:
             try:
                 return fate_in_log(self.network, state, place, deadline)
             except LogNotReadableError as error:
-                raise TryAgainError(str(error)) from error
+                raise TryAgainError(f"{error}") from error
 
         return self._client.repeated(request, f"the leader of {place.topic}-{place.partition}", timeout)
 
     def find_messages(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Limit | None = None) -> FoundMessages:
         return find_messages(LogReader(self._client, timeout), state, delivery)
+
+    def find_later(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Limit) -> tuple[int, Delivery | None]:
+        return find_later(LogReader(self._client, timeout), state, delivery)
 
     def read_messages(
         self, state: PreparedTxnState, found: FoundMessages, *, timeout: Limit | None = None
@@ -357,18 +285,10 @@ class WireTransactionCoordinator:
         name = "transaction.max.timeout.ms"
 
         def request(deadline: Deadline) -> int | None:
-            resource = DescribeConfigsRequest.DescribeConfigsResource
             node, address = next(iter(self.network.brokers(deadline).items()))
-            response = self.network.connection(address, deadline).call(
-                DescribeConfigsRequest(
-                    resources=[resource(resource_type=_BROKER_RESOURCE, resource_name=str(node), configuration_keys=[name])],
-                    include_synonyms=False,
-                    include_documentation=False,
-                ),
-                deadline,
-            )
-            values = [c.value for r in response.results if not r.error_code for c in r.configs if c.name == name]
-            return int(values[0]) if values and values[0] is not None else None
+            asked = settings_request(BROKER_RESOURCE, [str(node)], [name])
+            found = settings_in(self.network.connection(address, deadline).call(asked, deadline)).get(str(node), {})
+            return int(found[name]) if name in found else None
 
         found = self._client.repeated(request, "DescribeConfigs", timeout)
         self._max_timeout = found, time.monotonic()
@@ -378,18 +298,86 @@ class WireTransactionCoordinator:
         """Close the connections."""
         self.network.close()
 
+    # --- parts ------------------------------------------------------------------------------------------------------------
+
+    def _once_led(
+        self,
+        endings: Iterable[EndingTransaction],
+        send: Callable[[Mapping[str, Address], Deadline], Mapping[str, T | Exception]],
+        timeout: Limit | None,
+    ) -> dict[str, T]:
+        """What `send` returns for each transaction, once every one of its partitions has a leader (rule FB).
+
+        Its description counts for the first attempt, if it is fresh; each other attempt describes the transaction again.
+        """
+        untried = {each.kafka_transactional_id: each for each in endings}
+
+        def ask(addresses: Mapping[str, Address], deadline: Deadline) -> dict[str, T | Exception]:
+            now = time.monotonic()
+            fresh: dict[str, frozenset[tuple[str, int]]] = {}
+            for name in addresses:
+                each = untried.pop(name, None)
+                if each is not None and now - each.described_at < _JUST:
+                    fresh[name] = each.partitions
+            failed = self._without_leaders(addresses, fresh, deadline)
+            ready = {name: at for name, at in addresses.items() if name not in failed} if failed else addresses
+            return {**failed, **send(ready, deadline)}
+
+        return self._client.of_each(untried, ask, timeout)
+
+    def _without_leaders(
+        self, addresses: Mapping[str, Address], fresh: Mapping[str, frozenset[tuple[str, int]]], deadline: Deadline
+    ) -> dict[str, Exception]:
+        """Why ids can't be asked to end their transactions now: a partition has no leader, or who has one is not known.
+
+        The partitions of an id that is not in `fresh` are those of the transaction that is ongoing now.
+        """
+        partitions, failed = dict(fresh), dict[str, Exception]()
+        if len(fresh) < len(addresses):
+            others = {name: at for name, at in addresses.items() if name not in fresh}
+            for name, each in described(self.network, others, deadline).items():
+                if isinstance(each, Exception):
+                    failed[name] = each
+                elif each is not None and each.status is TransactionStatus.ONGOING:
+                    partitions[name] = each.partitions
+        if not any(partitions.values()):
+            return failed
+        return failed | leaderless(self.network, partitions, addresses, deadline)
+
+    def _end_request(self, ending: EndingTransaction, version: int, coordinator: Connection) -> EndTxnRequest:
+        if not coordinator.supports(EndTxnRequest, version):  # the new coordinator of a cluster being upgraded
+            self._ends_by_epoch = None
+            raise ConnectionLostError(coordinator.address, f"the broker does not support EndTxn v{version}")
+        return EndTxnRequest(ending.kafka_transactional_id, ending.producer_id, ending.epoch, ending.commit, version=version)
+
+
+def _end_result(kafka_transactional_id: str, response: EndTxnResponse) -> EndTxnResult:
+    if response.error_code == ErrorCode.CONCURRENT_TRANSACTIONS:
+        raise TryAgainError("EndTxn returned CONCURRENT_TRANSACTIONS: markers are being written")
+    check_retriable(response.error_code, kafka_transactional_id, "EndTxn", "Write")
+    return _end_txn_result(response)
+
 
 def _end_txn_result(response: EndTxnResponse) -> EndTxnResult:
     name = error_name(response.error_code)
     return EndTxnResult(response.error_code, name, response.producer_id, response.producer_epoch)
 
 
-def _init_result(response: InitProducerIdResponse, *, is_v6: bool) -> InitProducerIdResult:
+def _init_result(new: NewProducerId, response: InitProducerIdResponse | None) -> InitProducerIdResult:
+    """The result; without a response the broker does not support `keepPreparedTxn`."""
+    if response is None:
+        return InitProducerIdResult(ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_VERSION.name)
+    code = response.error_code
+    if new.two_phase and code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        raise two_phase_refused(new.kafka_transactional_id, error_name(code), code)
+    if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+        raise timeout_refused(new.kafka_transactional_id, new.timeout_ms, code)
+    check_retriable(code, new.kafka_transactional_id, "InitProducerId", "Write")
     return InitProducerIdResult(
-        code=response.error_code,
-        name=error_name(response.error_code),
+        code=code,
+        name=error_name(code),
         producer_id=response.producer_id,
         epoch=response.producer_epoch,
-        ongoing_producer_id=response.ongoing_txn_producer_id if is_v6 else -1,
-        ongoing_epoch=response.ongoing_txn_producer_epoch if is_v6 else -1,
+        ongoing_producer_id=response.ongoing_txn_producer_id,
+        ongoing_epoch=response.ongoing_txn_producer_epoch,
     )

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct, error
 from typing import Any, ClassVar, Final, Generic, NoReturn, TypeVar
 from uuid import UUID
 
 _MORE: Final = 0x80  # another byte of the number follows
-_LONGEST_VARINT: Final = 28  # the shift of the fifth byte, the last of 32 bits
+_MAX_SHIFT: Final = 28  # the shift of the fifth byte, the last of 32 bits
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
 
@@ -68,7 +69,7 @@ class Fields:
                     return number | byte << shift
                 number |= (byte & 0x7F) << shift
                 shift += 7
-                if shift > _LONGEST_VARINT:
+                if shift > _MAX_SHIFT:
                     raise KafkaProtocolError(f"the number before byte {self._place} has more than 32 bits")
         except IndexError:
             raise self._too_short(1) from None
@@ -233,8 +234,8 @@ def _row(kind: str, count: int) -> Struct:
 # --- messages -----------------------------------------------------------------------------------------------------------------
 
 
-class Message:
-    """A structure of Kafka's protocol. Its fields are in `__slots__` and must not be changed."""
+class Structure:
+    """A structure of Kafka's protocol: a dataclass with slots, whose fields must not be changed."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -242,22 +243,21 @@ class Message:
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
 
 
-class Request(Message, Generic[Response_co]):
+@dataclass(slots=True, eq=False, repr=False)
+class Request(Structure, Generic[Response_co]):
     """A request of one of the versions from OLDEST to NEWEST.
 
-    Attributes:
+    Args:
         version: The version to send; None for the newest that both sides know.
     """
 
-    __slots__ = ("version",)
+    version: int | None = field(default=None, kw_only=True)
 
     API_KEY: ClassVar[int]
     OLDEST: ClassVar[int]
     NEWEST: ClassVar[int]
     FLEXIBLE: ClassVar[bool]
     """Whether its versions are flexible (KIP-482): its header and its response's have tagged fields."""
-
-    version: int | None
 
     def write(self, parts: list[bytes], version: int) -> None:
         """Append the encoded fields, in one of the versions, to the parts of a message.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -49,9 +50,10 @@ FENCED: Final = ErrorKind(
     ProducerFencedError,
     cause="the transactional id was taken over, or recovery or a timeout ended its transaction",
 )
+NOT_LET_IN: Final = ErrorKind(BrokerAuthorizationError, next_step="check security.protocol, sasl.* and ssl.*")
 FORBIDDEN: Final = ErrorKind(
     BrokerAuthorizationError,
-    next_step="check sasl.*, and grant Write and Describe on the topic and, prefixed, on the transactional id",
+    next_step="check sasl.*, and grant Write on the topic and, prefixed, on the transactional id",
 )
 TIMEOUT_REFUSED: Final = ErrorKind(
     TransactionTimeoutRefusedError,
@@ -228,6 +230,27 @@ PERMANENT: Final = frozenset(
 """Codes that a broker returns for the same message every time, until the message, the topic or the settings change."""
 
 
+KINDS: Final[Mapping[int, ErrorKind]] = {
+    **dict.fromkeys(
+        (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.PRODUCER_FENCED), FENCED
+    ),
+    **dict.fromkeys((ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE), TOO_LARGE),
+    **dict.fromkeys(
+        (
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ),
+        FORBIDDEN,
+    ),
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: GROUP_FORBIDDEN,
+    **dict.fromkeys((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION), UNKNOWN_TOPIC),
+    **dict.fromkeys((ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID), GROUP_MOVED),
+    ErrorCode.FENCED_INSTANCE_ID: INSTANCE_FENCED,
+}
+"""What brokers' codes mean to either producer; each has more of its own."""
+
+
 def error_name(code: int) -> str:
     """Kafka's name for an error code, such as INVALID_TXN_STATE; `error 999` for a code of a newer Kafka."""
     try:
@@ -236,17 +259,27 @@ def error_name(code: int) -> str:
         return f"error {code}"
 
 
-FORBIDDEN_CODES: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-"""The codes with which a coordinator refuses a request for an id."""
+FORBIDDEN_CODES: Final = (
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+)
+"""The codes with which a coordinator refuses a request for an id or a group."""
 
 
 def forbidden(code: int, kafka_transactional_id: str, request: str, operation: str) -> BrokerAuthorizationError:
-    """The principal lacks a permission on the id."""
-    rights = "Describe" if operation == "Describe" else f"{operation} and Describe"
+    """The principal lacks a permission on the id, or on the group."""
+    if code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
+        return BrokerAuthorizationError(
+            f"Kafka refuses to show the positions of the consumer group {kafka_transactional_id!r}.",
+            next_step="grant the principal Describe on the group",
+            code=code,
+            name=error_name(code),
+        )
     return BrokerAuthorizationError(
         f"Kafka refuses {request}: {error_name(code)}.",
         transactional_id=kafka_transactional_id,
-        next_step=f"grant the principal {rights} on the transactional ids that start with this one "
+        next_step=f"grant the principal {operation} on the transactional ids that start with this one "
         "(a prefixed ACL: dualwrite appends '~', '#', the database's id and numbers)",
         code=code,
         name=error_name(code),

@@ -8,19 +8,21 @@ the checksum of each batch; and the ABORT marker that follows. What does not fit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from dualwrite.errors import MessagesChangedError, MessagesCommittedError
+from dualwrite.errors import BrokerError, MessagesChangedError, MessagesCommittedError
 from dualwrite.kafka.base import Message
 from dualwrite.kafka.client.kafka_errors import ErrorCode
-from dualwrite.kafka.client.log_fetch import OffsetGoneError, PartitionGoneError
-from dualwrite.kafka.client.log_reader import LogReader
+from dualwrite.kafka.client.log_reader import LogReader, OffsetGoneError, PartitionGoneError
 from dualwrite.kafka.client.record_batches import Batch, DamagedBatchError, read_headers
-from dualwrite.kafka.client.transaction_runs import Run, RunsInPartition
+from dualwrite.kafka.client.transaction_runs import PartitionRun, RunsInPartition
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.state import Delivery, FoundMessages, FoundPlace, Place, PreparedTxnState
 
-_LONGEST: Final = timedelta(hours=1)
+log = SubjectLogger(__name__)
+
+_LOOKED_BACK: Final = timedelta(hours=1)
 """How long before its preparation a transaction is looked for first, if its beginning is not known."""
 
 _SKEW_MS: Final = 10_000
@@ -37,7 +39,7 @@ def find_messages(reader: LogReader, state: PreparedTxnState, delivery: Delivery
     """As `TransactionCoordinator.find_messages`."""
     began_ms = state.start_time_ms
     if began_ms is None:
-        began_ms = int((delivery.prepared_at.astimezone(UTC) - _LONGEST).timestamp() * 1000)
+        began_ms = int((delivery.prepared_at.astimezone(UTC) - _LOOKED_BACK).timestamp() * 1000)
     search = _Search(reader, state, began_ms)
     places: list[FoundPlace] = []
     missing: list[str] = []
@@ -47,7 +49,7 @@ def find_messages(reader: LogReader, state: PreparedTxnState, delivery: Delivery
             places += found
             missing += lacking
         except _MissingError as error:
-            missing.append(str(error))
+            missing.append(f"{error}")
         except PartitionGoneError as error:
             missing.append(_gone(place, error))
     elsewhere = delivery.messages - sum(place.messages for place in delivery.places)
@@ -57,13 +59,37 @@ def find_messages(reader: LogReader, state: PreparedTxnState, delivery: Delivery
     return FoundMessages(tuple(places), tuple(dict.fromkeys(missing)))
 
 
+def find_later(reader: LogReader, state: PreparedTxnState, delivery: Delivery) -> tuple[int, Delivery | None]:
+    """As `TransactionCoordinator.find_later`."""
+    found: list[Place] = []
+    most, ended_ms = 0, 0
+    for place in delivery.proofs:
+        count, begun, messages = 0, None, 0
+        try:
+            for batch in reader.batches_from(place.topic, place.partition, place.first_offset or 0):
+                if batch.producer_id != state.producer_id:
+                    continue
+                if not batch.is_control:
+                    begun, messages = batch.base_offset if begun is None else begun, messages + batch.count
+                    continue
+                if begun not in (None, place.first_offset) and batch.commits:
+                    found.append(Place(place.topic, place.partition, begun, messages))
+                    count, ended_ms = count + 1, max(ended_ms, batch.max_timestamp_ms)
+                begun, messages = None, 0
+        except (OffsetGoneError, PartitionGoneError, BrokerError) as error:
+            log.info("the log of %s was not read to its end: %s", place, error, topic=place.topic, partition=place.partition)
+        most = max(most, count)
+    at = datetime.fromtimestamp(ended_ms / 1000, UTC)
+    return most, Delivery(sum(each.messages for each in found), tuple(found), at) if found else None
+
+
 def read_messages(reader: LogReader, state: PreparedTxnState, found: FoundMessages) -> Iterator[Message]:
     """As `TransactionCoordinator.read_messages`."""
     for place in found.places:
         try:
             yield from _read_place(reader, state, place)
         except (OffsetGoneError, PartitionGoneError, DamagedBatchError) as error:
-            raise _changed(place, str(error) or "retention has deleted messages, or the topic was created again") from error
+            raise _changed(place, f"{error}" or "retention has deleted messages, or the topic was created again") from error
 
 
 class _Search:
@@ -97,7 +123,7 @@ class _Search:
         runs |= self._searched(place, [each for each in partitions if each not in runs], runs.get(place.partition))
         return self._complete(place, runs, partitions)
 
-    def _proven(self, place: Place, offset: int) -> Run:
+    def _proven(self, place: Place, offset: int) -> PartitionRun:
         """The run that has the transaction's message at this offset, which is its first in the partition."""
         topic, partition = place.topic, place.partition
         runs = RunsInPartition(self._state)
@@ -134,7 +160,7 @@ class _Search:
             f"{where} ends before offset {offset}: the topic was deleted and created again, or a leader was elected uncleanly"
         )
 
-    def _check(self, place: Place, run: Run) -> None:
+    def _check(self, place: Place, run: PartitionRun) -> None:
         where = f"{place.topic}-{place.partition}"
         if run.damage is not None:
             raise _MissingError(f"{run.damage} in {where}")
@@ -147,17 +173,17 @@ class _Search:
                 f"{where} has {run.messages + run.removed} messages of the transaction and not {place.messages}"
             )
 
-    def _check_aborted(self, topic: str, partition: int, run: Run) -> None:
+    def _check_aborted(self, topic: str, partition: int, run: PartitionRun) -> None:
         if run.is_committed:
             raise _committed(self._state, topic, partition, run.marker)
 
-    def _searched(self, place: Place, partitions: list[int], proven: Run | None = None) -> dict[int, Run]:
+    def _searched(self, place: Place, partitions: list[int], proven: PartitionRun | None = None) -> dict[int, PartitionRun]:
         """The transaction's runs in partitions of which the offsets are not known.
 
         First from near the time of its beginning, which records with timestamps of the user's choice don't have; then, if there
         are too few messages, from the beginning of each partition.
         """
-        found: dict[int, Run] = {}
+        found: dict[int, PartitionRun] = {}
         before = 0 if proven is None else proven.messages
         left = partitions
         for is_near in (True, False):
@@ -173,7 +199,7 @@ class _Search:
             left = not_whole
         return found
 
-    def _ended(self, proven: Run | None) -> int | None:
+    def _ended(self, proven: PartitionRun | None) -> int | None:
         """A time before which no marker of the transaction was written, and after which none of an earlier one; None: any.
 
         It is compared with the times of markers, by the clocks of brokers. An earlier transaction ended before this one began.
@@ -183,7 +209,7 @@ class _Search:
         lasted = 0 if proven is None else proven.ended_ms - self._began_ms
         return self._began_ms + max(_SKEW_MS, lasted // 2)
 
-    def _last_run(self, topic: str, partition: int, ended_ms: int | None, *, is_near: bool) -> tuple[Run | None, bool]:
+    def _last_run(self, topic: str, partition: int, ended_ms: int | None, *, is_near: bool) -> tuple[PartitionRun | None, bool]:
         """The last run, and whether everything that the partition still has was read, from its beginning."""
         for _ in range(_ATTEMPTS):
             first = self._reader.first_offset(topic, partition)
@@ -201,7 +227,7 @@ class _Search:
             return run, begin == first
         raise _MissingError(f"retention deletes {topic}-{partition} faster than it can be read")
 
-    def _last_run_from(self, topic: str, partition: int, begin: int, ended_ms: int | None) -> Run | None:
+    def _last_run_from(self, topic: str, partition: int, begin: int, ended_ms: int | None) -> PartitionRun | None:
         runs = RunsInPartition(self._state)
         for batch in self._reader.batches_from(topic, partition, begin, lambda: runs.open is not None):
             runs.add(batch)
@@ -210,7 +236,9 @@ class _Search:
                 break
         return runs.last
 
-    def _complete(self, place: Place, runs: Mapping[int, Run], partitions: list[int]) -> tuple[list[FoundPlace], list[str]]:
+    def _complete(
+        self, place: Place, runs: Mapping[int, PartitionRun], partitions: list[int]
+    ) -> tuple[list[FoundPlace], list[str]]:
         """The places of runs, after checking that they have all messages of the place."""
         topic, missing = place.topic, []
         for partition in partitions:

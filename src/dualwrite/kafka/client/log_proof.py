@@ -13,7 +13,7 @@ from typing import Final
 from dualwrite.deadline import Deadline
 from dualwrite.kafka.client.broker_connection import Connection
 from dualwrite.kafka.client.brokers import Network
-from dualwrite.kafka.client.log_fetch import (
+from dualwrite.kafka.client.log_reader import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     OffsetGoneError,
@@ -25,7 +25,7 @@ from dualwrite.kafka.client.record_batches import batches
 from dualwrite.state import Fate, Place, PreparedTxnState
 
 _READ_SIZE: Final = 2**20
-_MOST_READS: Final = 64
+_MAX_READS: Final = 64
 
 
 def fate_in_log(network: Network, state: PreparedTxnState, place: Place, deadline: Deadline) -> Fate:
@@ -66,7 +66,7 @@ def _fate_by_marker(connection: Connection, state: PreparedTxnState, place: Plac
     assert first is not None
     offset = first
     where = (place.topic, place.partition)
-    for _ in range(_MOST_READS):
+    for _ in range(_MAX_READS):
         found = fetched(connection, *where, offset, deadline, size=_READ_SIZE, isolation=READ_UNCOMMITTED)
         if offset == first and not _wrote(state, offset, found.records):
             return Fate.GONE

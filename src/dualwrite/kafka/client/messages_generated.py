@@ -10,6 +10,7 @@ developed at The Apache Software Foundation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from struct import Struct
 from typing import ClassVar, Final, Self
 from uuid import UUID
@@ -19,7 +20,7 @@ from dualwrite.kafka.client.fields import (
     NO_TAGS,
     NULL,
     Fields,
-    Message,
+    Structure,
     Request,
     compact_length,
     compact_row,
@@ -61,25 +62,16 @@ _INT64_INT32_INT32_INT64_INT32_INT64: Final = Struct(">qiiqiq")
 _INT64_INT64: Final = Struct(">qq")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ApiVersionsRequest(Request["ApiVersionsResponse"]):
     """ApiVersionsRequest, versions 3 to 4."""
 
-    __slots__ = ("client_software_name", "client_software_version")
     API_KEY: ClassVar = 18
     OLDEST: ClassVar = 3
     NEWEST: ClassVar = 4
     FLEXIBLE: ClassVar = True
-
-    def __init__(
-        self,
-        client_software_name: str = "",
-        client_software_version: str = "",
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.client_software_name: Final = client_software_name
-        self.client_software_version: Final = client_software_version
+    client_software_name: str = ""
+    client_software_version: str = ""
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (compact_text(self.client_software_name), compact_text(self.client_software_version), NO_TAGS)
@@ -88,23 +80,15 @@ class ApiVersionsRequest(Request["ApiVersionsResponse"]):
         return ApiVersionsResponse.read(fields, 0 if fields.peek_int16() else version)
 
 
-class ApiVersionsResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class ApiVersionsResponse(Structure):
     """ApiVersionsResponse, versions 0 to 4."""
 
-    __slots__ = ("error_code", "api_keys", "throttle_time_ms", "supported_features", "finalized_features")
-
-    class ApiVersion(Message):
-        __slots__ = ("api_key", "min_version", "max_version")
-
-        def __init__(
-            self,
-            api_key: int,
-            min_version: int,
-            max_version: int,
-        ) -> None:
-            self.api_key: Final = api_key
-            self.min_version: Final = min_version
-            self.max_version: Final = max_version
+    @dataclass(slots=True, eq=False, repr=False)
+    class ApiVersion(Structure):
+        api_key: int
+        min_version: int
+        max_version: int
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -115,18 +99,11 @@ class ApiVersionsResponse(Message):
                 fields.skip_tags()
             return cls(api_key, min_version, max_version)
 
-    class SupportedFeatureKey(Message):
-        __slots__ = ("name", "min_version", "max_version")
-
-        def __init__(
-            self,
-            name: str,
-            min_version: int,
-            max_version: int,
-        ) -> None:
-            self.name: Final = name
-            self.min_version: Final = min_version
-            self.max_version: Final = max_version
+    @dataclass(slots=True, eq=False, repr=False)
+    class SupportedFeatureKey(Structure):
+        name: str
+        min_version: int
+        max_version: int
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -135,18 +112,11 @@ class ApiVersionsResponse(Message):
             fields.skip_tags()
             return cls(name, min_version, max_version)
 
-    class FinalizedFeatureKey(Message):
-        __slots__ = ("name", "max_version_level", "min_version_level")
-
-        def __init__(
-            self,
-            name: str,
-            max_version_level: int,
-            min_version_level: int,
-        ) -> None:
-            self.name: Final = name
-            self.max_version_level: Final = max_version_level
-            self.min_version_level: Final = min_version_level
+    @dataclass(slots=True, eq=False, repr=False)
+    class FinalizedFeatureKey(Structure):
+        name: str
+        max_version_level: int
+        min_version_level: int
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -155,19 +125,11 @@ class ApiVersionsResponse(Message):
             fields.skip_tags()
             return cls(name, max_version_level, min_version_level)
 
-    def __init__(
-        self,
-        error_code: int,
-        api_keys: Sequence[ApiVersion],
-        throttle_time_ms: int,
-        supported_features: Sequence[SupportedFeatureKey],
-        finalized_features: Sequence[FinalizedFeatureKey],
-    ) -> None:
-        self.error_code: Final = error_code
-        self.api_keys: Final = api_keys
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.supported_features: Final = supported_features
-        self.finalized_features: Final = finalized_features
+    error_code: int
+    api_keys: Sequence[ApiVersion]
+    throttle_time_ms: int
+    supported_features: Sequence[SupportedFeatureKey]
+    finalized_features: Sequence[FinalizedFeatureKey]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -193,23 +155,15 @@ class ApiVersionsResponse(Message):
         return cls(error_code, api_keys, throttle_time_ms, supported_features, finalized_features)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SaslHandshakeRequest(Request["SaslHandshakeResponse"]):
     """SaslHandshakeRequest, version 1."""
 
-    __slots__ = ("mechanism",)
     API_KEY: ClassVar = 17
     OLDEST: ClassVar = 1
     NEWEST: ClassVar = 1
     FLEXIBLE: ClassVar = False
-
-    def __init__(
-        self,
-        mechanism: str = "",
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.mechanism: Final = mechanism
+    mechanism: str = ""
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts.append(plain_text(self.mechanism))
@@ -218,18 +172,12 @@ class SaslHandshakeRequest(Request["SaslHandshakeResponse"]):
         return SaslHandshakeResponse.read(fields, version)
 
 
-class SaslHandshakeResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class SaslHandshakeResponse(Structure):
     """SaslHandshakeResponse, version 1."""
 
-    __slots__ = ("error_code", "mechanisms")
-
-    def __init__(
-        self,
-        error_code: int,
-        mechanisms: Sequence[str],
-    ) -> None:
-        self.error_code: Final = error_code
-        self.mechanisms: Final = mechanisms
+    error_code: int
+    mechanisms: Sequence[str]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -238,23 +186,15 @@ class SaslHandshakeResponse(Message):
         return cls(error_code, mechanisms)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SaslAuthenticateRequest(Request["SaslAuthenticateResponse"]):
     """SaslAuthenticateRequest, version 2."""
 
-    __slots__ = ("auth_bytes",)
     API_KEY: ClassVar = 36
     OLDEST: ClassVar = 2
     NEWEST: ClassVar = 2
     FLEXIBLE: ClassVar = True
-
-    def __init__(
-        self,
-        auth_bytes: bytes = b"",
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.auth_bytes: Final = auth_bytes
+    auth_bytes: bytes = b""
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (compact_length(len(self.auth_bytes)), self.auth_bytes, NO_TAGS)
@@ -263,22 +203,14 @@ class SaslAuthenticateRequest(Request["SaslAuthenticateResponse"]):
         return SaslAuthenticateResponse.read(fields, version)
 
 
-class SaslAuthenticateResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class SaslAuthenticateResponse(Structure):
     """SaslAuthenticateResponse, version 2."""
 
-    __slots__ = ("error_code", "error_message", "auth_bytes", "session_lifetime_ms")
-
-    def __init__(
-        self,
-        error_code: int,
-        error_message: str | None,
-        auth_bytes: bytes,
-        session_lifetime_ms: int,
-    ) -> None:
-        self.error_code: Final = error_code
-        self.error_message: Final = error_message
-        self.auth_bytes: Final = auth_bytes
-        self.session_lifetime_ms: Final = session_lifetime_ms
+    error_code: int
+    error_message: str | None
+    auth_bytes: bytes
+    session_lifetime_ms: int
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -290,41 +222,26 @@ class SaslAuthenticateResponse(Message):
         return cls(error_code, error_message, auth_bytes, session_lifetime_ms)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class MetadataRequest(Request["MetadataResponse"]):
     """MetadataRequest, versions 11 to 13."""
 
-    __slots__ = ("topics", "allow_auto_topic_creation", "include_topic_authorized_operations")
     API_KEY: ClassVar = 3
     OLDEST: ClassVar = 11
     NEWEST: ClassVar = 13
     FLEXIBLE: ClassVar = True
 
-    class MetadataRequestTopic(Message):
-        __slots__ = ("topic_id", "name")
-
-        def __init__(
-            self,
-            topic_id: UUID = NO_ID,
-            name: str | None = "",
-        ) -> None:
-            self.topic_id: Final = topic_id
-            self.name: Final = name
+    @dataclass(slots=True, eq=False, repr=False)
+    class MetadataRequestTopic(Structure):
+        topic_id: UUID = NO_ID
+        name: str | None = ""
 
         def write(self, parts: list[bytes], version: int) -> None:
             parts += (_UUID.pack(self.topic_id.bytes), compact_text(self.name), NO_TAGS)
 
-    def __init__(
-        self,
-        topics: Sequence[MetadataRequestTopic] | None = (),
-        allow_auto_topic_creation: bool = True,
-        include_topic_authorized_operations: bool = False,
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.topics: Final = topics
-        self.allow_auto_topic_creation: Final = allow_auto_topic_creation
-        self.include_topic_authorized_operations: Final = include_topic_authorized_operations
+    topics: Sequence[MetadataRequestTopic] | None = ()
+    allow_auto_topic_creation: bool = True
+    include_topic_authorized_operations: bool = False
 
     def write(self, parts: list[bytes], version: int) -> None:
         if self.topics is None:
@@ -339,25 +256,16 @@ class MetadataRequest(Request["MetadataResponse"]):
         return MetadataResponse.read(fields, version)
 
 
-class MetadataResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class MetadataResponse(Structure):
     """MetadataResponse, versions 11 to 13."""
 
-    __slots__ = ("throttle_time_ms", "brokers", "cluster_id", "controller_id", "topics", "error_code")
-
-    class MetadataResponseBroker(Message):
-        __slots__ = ("node_id", "host", "port", "rack")
-
-        def __init__(
-            self,
-            node_id: int,
-            host: str,
-            port: int,
-            rack: str | None,
-        ) -> None:
-            self.node_id: Final = node_id
-            self.host: Final = host
-            self.port: Final = port
-            self.rack: Final = rack
+    @dataclass(slots=True, eq=False, repr=False)
+    class MetadataResponseBroker(Structure):
+        node_id: int
+        host: str
+        port: int
+        rack: str | None
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -368,29 +276,17 @@ class MetadataResponse(Message):
             fields.skip_tags()
             return cls(node_id, host, port, rack)
 
-    class MetadataResponseTopic(Message):
-        __slots__ = ("error_code", "name", "topic_id", "is_internal", "partitions", "topic_authorized_operations")
-
-        class MetadataResponsePartition(Message):
-            __slots__ = ("error_code", "partition_index", "leader_id", "leader_epoch", "replica_nodes", "isr_nodes", "offline_replicas")
-
-            def __init__(
-                self,
-                error_code: int,
-                partition_index: int,
-                leader_id: int,
-                leader_epoch: int,
-                replica_nodes: Sequence[int],
-                isr_nodes: Sequence[int],
-                offline_replicas: Sequence[int],
-            ) -> None:
-                self.error_code: Final = error_code
-                self.partition_index: Final = partition_index
-                self.leader_id: Final = leader_id
-                self.leader_epoch: Final = leader_epoch
-                self.replica_nodes: Final = replica_nodes
-                self.isr_nodes: Final = isr_nodes
-                self.offline_replicas: Final = offline_replicas
+    @dataclass(slots=True, eq=False, repr=False)
+    class MetadataResponseTopic(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class MetadataResponsePartition(Structure):
+            error_code: int
+            partition_index: int
+            leader_id: int
+            leader_epoch: int
+            replica_nodes: Sequence[int]
+            isr_nodes: Sequence[int]
+            offline_replicas: Sequence[int]
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -401,21 +297,12 @@ class MetadataResponse(Message):
                 fields.skip_tags()
                 return cls(error_code, partition_index, leader_id, leader_epoch, replica_nodes, isr_nodes, offline_replicas)
 
-        def __init__(
-            self,
-            error_code: int,
-            name: str,
-            topic_id: UUID,
-            is_internal: bool,
-            partitions: Sequence[MetadataResponsePartition],
-            topic_authorized_operations: int,
-        ) -> None:
-            self.error_code: Final = error_code
-            self.name: Final = name
-            self.topic_id: Final = topic_id
-            self.is_internal: Final = is_internal
-            self.partitions: Final = partitions
-            self.topic_authorized_operations: Final = topic_authorized_operations
+        error_code: int
+        name: str
+        topic_id: UUID
+        is_internal: bool
+        partitions: Sequence[MetadataResponsePartition]
+        topic_authorized_operations: int
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -428,21 +315,12 @@ class MetadataResponse(Message):
             fields.skip_tags()
             return cls(error_code, name, topic_id, is_internal, partitions, topic_authorized_operations)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        brokers: Sequence[MetadataResponseBroker],
-        cluster_id: str | None,
-        controller_id: int,
-        topics: Sequence[MetadataResponseTopic],
-        error_code: int,
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.brokers: Final = brokers
-        self.cluster_id: Final = cluster_id
-        self.controller_id: Final = controller_id
-        self.topics: Final = topics
-        self.error_code: Final = error_code
+    throttle_time_ms: int
+    brokers: Sequence[MetadataResponseBroker]
+    cluster_id: str | None
+    controller_id: int
+    topics: Sequence[MetadataResponseTopic]
+    error_code: int
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -458,25 +336,16 @@ class MetadataResponse(Message):
         return cls(throttle_time_ms, brokers, cluster_id, controller_id, topics, error_code)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FindCoordinatorRequest(Request["FindCoordinatorResponse"]):
     """FindCoordinatorRequest, versions 4 to 6."""
 
-    __slots__ = ("key_type", "coordinator_keys")
     API_KEY: ClassVar = 10
     OLDEST: ClassVar = 4
     NEWEST: ClassVar = 6
     FLEXIBLE: ClassVar = True
-
-    def __init__(
-        self,
-        key_type: int = 0,
-        coordinator_keys: Sequence[str] = (),
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.key_type: Final = key_type
-        self.coordinator_keys: Final = coordinator_keys
+    key_type: int = 0
+    coordinator_keys: Sequence[str] = ()
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (_INT8.pack(self.key_type), compact_texts(self.coordinator_keys), NO_TAGS)
@@ -485,29 +354,18 @@ class FindCoordinatorRequest(Request["FindCoordinatorResponse"]):
         return FindCoordinatorResponse.read(fields, version)
 
 
-class FindCoordinatorResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class FindCoordinatorResponse(Structure):
     """FindCoordinatorResponse, versions 4 to 6."""
 
-    __slots__ = ("throttle_time_ms", "coordinators")
-
-    class Coordinator(Message):
-        __slots__ = ("key", "node_id", "host", "port", "error_code", "error_message")
-
-        def __init__(
-            self,
-            key: str,
-            node_id: int,
-            host: str,
-            port: int,
-            error_code: int,
-            error_message: str | None,
-        ) -> None:
-            self.key: Final = key
-            self.node_id: Final = node_id
-            self.host: Final = host
-            self.port: Final = port
-            self.error_code: Final = error_code
-            self.error_message: Final = error_message
+    @dataclass(slots=True, eq=False, repr=False)
+    class Coordinator(Structure):
+        key: str
+        node_id: int
+        host: str
+        port: int
+        error_code: int
+        error_message: str | None
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -519,13 +377,8 @@ class FindCoordinatorResponse(Message):
             fields.skip_tags()
             return cls(key, node_id, host, port, error_code, error_message)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        coordinators: Sequence[Coordinator],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.coordinators: Final = coordinators
+    throttle_time_ms: int
+    coordinators: Sequence[Coordinator]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -535,33 +388,20 @@ class FindCoordinatorResponse(Message):
         return cls(throttle_time_ms, coordinators)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InitProducerIdRequest(Request["InitProducerIdResponse"]):
     """InitProducerIdRequest, versions 4 to 6."""
 
-    __slots__ = ("transactional_id", "transaction_timeout_ms", "producer_id", "producer_epoch", "enable2_pc", "keep_prepared_txn")
     API_KEY: ClassVar = 22
     OLDEST: ClassVar = 4
     NEWEST: ClassVar = 6
     FLEXIBLE: ClassVar = True
-
-    def __init__(
-        self,
-        transactional_id: str | None = "",
-        transaction_timeout_ms: int = 0,
-        producer_id: int = -1,
-        producer_epoch: int = -1,
-        enable2_pc: bool = False,
-        keep_prepared_txn: bool = False,
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.transactional_id: Final = transactional_id
-        self.transaction_timeout_ms: Final = transaction_timeout_ms
-        self.producer_id: Final = producer_id
-        self.producer_epoch: Final = producer_epoch
-        self.enable2_pc: Final = enable2_pc
-        self.keep_prepared_txn: Final = keep_prepared_txn
+    transactional_id: str | None = ""
+    transaction_timeout_ms: int = 0
+    producer_id: int = -1
+    producer_epoch: int = -1
+    enable2_pc: bool = False
+    keep_prepared_txn: bool = False
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (compact_text(self.transactional_id), _INT32_INT64_INT16.pack(self.transaction_timeout_ms, self.producer_id, self.producer_epoch))
@@ -579,26 +419,16 @@ class InitProducerIdRequest(Request["InitProducerIdResponse"]):
         return InitProducerIdResponse.read(fields, version)
 
 
-class InitProducerIdResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class InitProducerIdResponse(Structure):
     """InitProducerIdResponse, versions 4 to 6."""
 
-    __slots__ = ("throttle_time_ms", "error_code", "producer_id", "producer_epoch", "ongoing_txn_producer_id", "ongoing_txn_producer_epoch")
-
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        error_code: int,
-        producer_id: int,
-        producer_epoch: int,
-        ongoing_txn_producer_id: int,
-        ongoing_txn_producer_epoch: int,
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.error_code: Final = error_code
-        self.producer_id: Final = producer_id
-        self.producer_epoch: Final = producer_epoch
-        self.ongoing_txn_producer_id: Final = ongoing_txn_producer_id
-        self.ongoing_txn_producer_epoch: Final = ongoing_txn_producer_epoch
+    throttle_time_ms: int
+    error_code: int
+    producer_id: int
+    producer_epoch: int
+    ongoing_txn_producer_id: int
+    ongoing_txn_producer_epoch: int
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -613,28 +443,21 @@ class InitProducerIdResponse(Message):
         return cls(throttle_time_ms, error_code, producer_id, producer_epoch, ongoing_txn_producer_id, ongoing_txn_producer_epoch)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProduceRequest(Request["ProduceResponse"]):
     """ProduceRequest, version 12."""
 
-    __slots__ = ("transactional_id", "acks", "timeout_ms", "topic_data")
     API_KEY: ClassVar = 0
     OLDEST: ClassVar = 12
     NEWEST: ClassVar = 12
     FLEXIBLE: ClassVar = True
 
-    class TopicProduceData(Message):
-        __slots__ = ("name", "partition_data")
-
-        class PartitionProduceData(Message):
-            __slots__ = ("index", "records")
-
-            def __init__(
-                self,
-                index: int = 0,
-                records: bytes | None = b"",
-            ) -> None:
-                self.index: Final = index
-                self.records: Final = records
+    @dataclass(slots=True, eq=False, repr=False)
+    class TopicProduceData(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class PartitionProduceData(Structure):
+            index: int = 0
+            records: bytes | None = b""
 
             def write(self, parts: list[bytes], version: int) -> None:
                 parts.append(_INT32.pack(self.index))
@@ -644,13 +467,8 @@ class ProduceRequest(Request["ProduceResponse"]):
                     parts += (compact_length(len(self.records)), self.records)
                 parts.append(NO_TAGS)
 
-        def __init__(
-            self,
-            name: str = "",
-            partition_data: Sequence[PartitionProduceData] = (),
-        ) -> None:
-            self.name: Final = name
-            self.partition_data: Final = partition_data
+        name: str = ""
+        partition_data: Sequence[PartitionProduceData] = ()
 
         def write(self, parts: list[bytes], version: int) -> None:
             parts += (compact_text(self.name), compact_length(len(self.partition_data)))
@@ -658,20 +476,10 @@ class ProduceRequest(Request["ProduceResponse"]):
                 partition_data_item.write(parts, version)
             parts.append(NO_TAGS)
 
-    def __init__(
-        self,
-        transactional_id: str | None = None,
-        acks: int = 0,
-        timeout_ms: int = 0,
-        topic_data: Sequence[TopicProduceData] = (),
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.transactional_id: Final = transactional_id
-        self.acks: Final = acks
-        self.timeout_ms: Final = timeout_ms
-        self.topic_data: Final = topic_data
+    transactional_id: str | None = None
+    acks: int = 0
+    timeout_ms: int = 0
+    topic_data: Sequence[TopicProduceData] = ()
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (compact_text(self.transactional_id), _INT16_INT32.pack(self.acks, self.timeout_ms), compact_length(len(self.topic_data)))
@@ -683,27 +491,18 @@ class ProduceRequest(Request["ProduceResponse"]):
         return ProduceResponse.read(fields, version)
 
 
-class ProduceResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class ProduceResponse(Structure):
     """ProduceResponse, version 12."""
 
-    __slots__ = ("responses", "throttle_time_ms")
-
-    class TopicProduceResponse(Message):
-        __slots__ = ("name", "partition_responses")
-
-        class PartitionProduceResponse(Message):
-            __slots__ = ("index", "error_code", "base_offset", "log_append_time_ms", "log_start_offset", "record_errors", "error_message")
-
-            class BatchIndexAndErrorMessage(Message):
-                __slots__ = ("batch_index", "batch_index_error_message")
-
-                def __init__(
-                    self,
-                    batch_index: int,
-                    batch_index_error_message: str | None,
-                ) -> None:
-                    self.batch_index: Final = batch_index
-                    self.batch_index_error_message: Final = batch_index_error_message
+    @dataclass(slots=True, eq=False, repr=False)
+    class TopicProduceResponse(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class PartitionProduceResponse(Structure):
+            @dataclass(slots=True, eq=False, repr=False)
+            class BatchIndexAndErrorMessage(Structure):
+                batch_index: int
+                batch_index_error_message: str | None
 
                 @classmethod
                 def read(cls, fields: Fields, version: int) -> Self:
@@ -712,23 +511,13 @@ class ProduceResponse(Message):
                     fields.skip_tags()
                     return cls(batch_index, batch_index_error_message)
 
-            def __init__(
-                self,
-                index: int,
-                error_code: int,
-                base_offset: int,
-                log_append_time_ms: int,
-                log_start_offset: int,
-                record_errors: Sequence[BatchIndexAndErrorMessage],
-                error_message: str | None,
-            ) -> None:
-                self.index: Final = index
-                self.error_code: Final = error_code
-                self.base_offset: Final = base_offset
-                self.log_append_time_ms: Final = log_append_time_ms
-                self.log_start_offset: Final = log_start_offset
-                self.record_errors: Final = record_errors
-                self.error_message: Final = error_message
+            index: int
+            error_code: int
+            base_offset: int
+            log_append_time_ms: int
+            log_start_offset: int
+            record_errors: Sequence[BatchIndexAndErrorMessage]
+            error_message: str | None
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -738,13 +527,8 @@ class ProduceResponse(Message):
                 fields.skip_tags()
                 return cls(index, error_code, base_offset, log_append_time_ms, log_start_offset, record_errors, error_message)
 
-        def __init__(
-            self,
-            name: str,
-            partition_responses: Sequence[PartitionProduceResponse],
-        ) -> None:
-            self.name: Final = name
-            self.partition_responses: Final = partition_responses
+        name: str
+        partition_responses: Sequence[PartitionProduceResponse]
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -753,13 +537,8 @@ class ProduceResponse(Message):
             fields.skip_tags()
             return cls(name, partition_responses)
 
-    def __init__(
-        self,
-        responses: Sequence[TopicProduceResponse],
-        throttle_time_ms: int,
-    ) -> None:
-        self.responses: Final = responses
-        self.throttle_time_ms: Final = throttle_time_ms
+    responses: Sequence[TopicProduceResponse]
+    throttle_time_ms: int
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -769,29 +548,18 @@ class ProduceResponse(Message):
         return cls(responses, throttle_time_ms)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EndTxnRequest(Request["EndTxnResponse"]):
     """EndTxnRequest, versions 3 to 5."""
 
-    __slots__ = ("transactional_id", "producer_id", "producer_epoch", "committed")
     API_KEY: ClassVar = 26
     OLDEST: ClassVar = 3
     NEWEST: ClassVar = 5
     FLEXIBLE: ClassVar = True
-
-    def __init__(
-        self,
-        transactional_id: str = "",
-        producer_id: int = 0,
-        producer_epoch: int = 0,
-        committed: bool = False,
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.transactional_id: Final = transactional_id
-        self.producer_id: Final = producer_id
-        self.producer_epoch: Final = producer_epoch
-        self.committed: Final = committed
+    transactional_id: str = ""
+    producer_id: int = 0
+    producer_epoch: int = 0
+    committed: bool = False
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (compact_text(self.transactional_id), _INT64_INT16_BOOL.pack(self.producer_id, self.producer_epoch, self.committed), NO_TAGS)
@@ -800,22 +568,14 @@ class EndTxnRequest(Request["EndTxnResponse"]):
         return EndTxnResponse.read(fields, version)
 
 
-class EndTxnResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class EndTxnResponse(Structure):
     """EndTxnResponse, versions 3 to 5."""
 
-    __slots__ = ("throttle_time_ms", "error_code", "producer_id", "producer_epoch")
-
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        error_code: int,
-        producer_id: int,
-        producer_epoch: int,
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.error_code: Final = error_code
-        self.producer_id: Final = producer_id
-        self.producer_epoch: Final = producer_epoch
+    throttle_time_ms: int
+    error_code: int
+    producer_id: int
+    producer_epoch: int
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -830,43 +590,29 @@ class EndTxnResponse(Message):
         return cls(throttle_time_ms, error_code, producer_id, producer_epoch)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"]):
     """TxnOffsetCommitRequest, version 5."""
 
-    __slots__ = ("transactional_id", "group_id", "producer_id", "producer_epoch", "generation_id", "member_id", "group_instance_id", "topics")
     API_KEY: ClassVar = 28
     OLDEST: ClassVar = 5
     NEWEST: ClassVar = 5
     FLEXIBLE: ClassVar = True
 
-    class TxnOffsetCommitRequestTopic(Message):
-        __slots__ = ("name", "partitions")
-
-        class TxnOffsetCommitRequestPartition(Message):
-            __slots__ = ("partition_index", "committed_offset", "committed_leader_epoch", "committed_metadata")
-
-            def __init__(
-                self,
-                partition_index: int = 0,
-                committed_offset: int = 0,
-                committed_leader_epoch: int = -1,
-                committed_metadata: str | None = "",
-            ) -> None:
-                self.partition_index: Final = partition_index
-                self.committed_offset: Final = committed_offset
-                self.committed_leader_epoch: Final = committed_leader_epoch
-                self.committed_metadata: Final = committed_metadata
+    @dataclass(slots=True, eq=False, repr=False)
+    class TxnOffsetCommitRequestTopic(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class TxnOffsetCommitRequestPartition(Structure):
+            partition_index: int = 0
+            committed_offset: int = 0
+            committed_leader_epoch: int = -1
+            committed_metadata: str | None = ""
 
             def write(self, parts: list[bytes], version: int) -> None:
                 parts += (_INT32_INT64_INT32.pack(self.partition_index, self.committed_offset, self.committed_leader_epoch), compact_text(self.committed_metadata), NO_TAGS)
 
-        def __init__(
-            self,
-            name: str = "",
-            partitions: Sequence[TxnOffsetCommitRequestPartition] = (),
-        ) -> None:
-            self.name: Final = name
-            self.partitions: Final = partitions
+        name: str = ""
+        partitions: Sequence[TxnOffsetCommitRequestPartition] = ()
 
         def write(self, parts: list[bytes], version: int) -> None:
             parts += (compact_text(self.name), compact_length(len(self.partitions)))
@@ -874,28 +620,14 @@ class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"]):
                 partitions_item.write(parts, version)
             parts.append(NO_TAGS)
 
-    def __init__(
-        self,
-        transactional_id: str = "",
-        group_id: str = "",
-        producer_id: int = 0,
-        producer_epoch: int = 0,
-        generation_id: int = -1,
-        member_id: str = "",
-        group_instance_id: str | None = None,
-        topics: Sequence[TxnOffsetCommitRequestTopic] = (),
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.transactional_id: Final = transactional_id
-        self.group_id: Final = group_id
-        self.producer_id: Final = producer_id
-        self.producer_epoch: Final = producer_epoch
-        self.generation_id: Final = generation_id
-        self.member_id: Final = member_id
-        self.group_instance_id: Final = group_instance_id
-        self.topics: Final = topics
+    transactional_id: str = ""
+    group_id: str = ""
+    producer_id: int = 0
+    producer_epoch: int = 0
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+    topics: Sequence[TxnOffsetCommitRequestTopic] = ()
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (compact_text(self.transactional_id), compact_text(self.group_id), _INT64_INT16_INT32.pack(self.producer_id, self.producer_epoch, self.generation_id), compact_text(self.member_id), compact_text(self.group_instance_id), compact_length(len(self.topics)))
@@ -907,24 +639,16 @@ class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"]):
         return TxnOffsetCommitResponse.read(fields, version)
 
 
-class TxnOffsetCommitResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class TxnOffsetCommitResponse(Structure):
     """TxnOffsetCommitResponse, version 5."""
 
-    __slots__ = ("throttle_time_ms", "topics")
-
-    class TxnOffsetCommitResponseTopic(Message):
-        __slots__ = ("name", "partitions")
-
-        class TxnOffsetCommitResponsePartition(Message):
-            __slots__ = ("partition_index", "error_code")
-
-            def __init__(
-                self,
-                partition_index: int,
-                error_code: int,
-            ) -> None:
-                self.partition_index: Final = partition_index
-                self.error_code: Final = error_code
+    @dataclass(slots=True, eq=False, repr=False)
+    class TxnOffsetCommitResponseTopic(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class TxnOffsetCommitResponsePartition(Structure):
+            partition_index: int
+            error_code: int
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -932,13 +656,8 @@ class TxnOffsetCommitResponse(Message):
                 fields.skip_tags()
                 return cls(partition_index, error_code)
 
-        def __init__(
-            self,
-            name: str,
-            partitions: Sequence[TxnOffsetCommitResponsePartition],
-        ) -> None:
-            self.name: Final = name
-            self.partitions: Final = partitions
+        name: str
+        partitions: Sequence[TxnOffsetCommitResponsePartition]
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -947,13 +666,8 @@ class TxnOffsetCommitResponse(Message):
             fields.skip_tags()
             return cls(name, partitions)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        topics: Sequence[TxnOffsetCommitResponseTopic],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.topics: Final = topics
+    throttle_time_ms: int
+    topics: Sequence[TxnOffsetCommitResponseTopic]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -963,23 +677,15 @@ class TxnOffsetCommitResponse(Message):
         return cls(throttle_time_ms, topics)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DescribeTransactionsRequest(Request["DescribeTransactionsResponse"]):
     """DescribeTransactionsRequest, version 0."""
 
-    __slots__ = ("transactional_ids",)
     API_KEY: ClassVar = 65
     OLDEST: ClassVar = 0
     NEWEST: ClassVar = 0
     FLEXIBLE: ClassVar = True
-
-    def __init__(
-        self,
-        transactional_ids: Sequence[str] = (),
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.transactional_ids: Final = transactional_ids
+    transactional_ids: Sequence[str] = ()
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (compact_texts(self.transactional_ids), NO_TAGS)
@@ -988,24 +694,16 @@ class DescribeTransactionsRequest(Request["DescribeTransactionsResponse"]):
         return DescribeTransactionsResponse.read(fields, version)
 
 
-class DescribeTransactionsResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class DescribeTransactionsResponse(Structure):
     """DescribeTransactionsResponse, version 0."""
 
-    __slots__ = ("throttle_time_ms", "transaction_states")
-
-    class TransactionState(Message):
-        __slots__ = ("error_code", "transactional_id", "transaction_state", "transaction_timeout_ms", "transaction_start_time_ms", "producer_id", "producer_epoch", "topics")
-
-        class TopicData(Message):
-            __slots__ = ("topic", "partitions")
-
-            def __init__(
-                self,
-                topic: str,
-                partitions: Sequence[int],
-            ) -> None:
-                self.topic: Final = topic
-                self.partitions: Final = partitions
+    @dataclass(slots=True, eq=False, repr=False)
+    class TransactionState(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class TopicData(Structure):
+            topic: str
+            partitions: Sequence[int]
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -1014,25 +712,14 @@ class DescribeTransactionsResponse(Message):
                 fields.skip_tags()
                 return cls(topic, partitions)
 
-        def __init__(
-            self,
-            error_code: int,
-            transactional_id: str,
-            transaction_state: str,
-            transaction_timeout_ms: int,
-            transaction_start_time_ms: int,
-            producer_id: int,
-            producer_epoch: int,
-            topics: Sequence[TopicData],
-        ) -> None:
-            self.error_code: Final = error_code
-            self.transactional_id: Final = transactional_id
-            self.transaction_state: Final = transaction_state
-            self.transaction_timeout_ms: Final = transaction_timeout_ms
-            self.transaction_start_time_ms: Final = transaction_start_time_ms
-            self.producer_id: Final = producer_id
-            self.producer_epoch: Final = producer_epoch
-            self.topics: Final = topics
+        error_code: int
+        transactional_id: str
+        transaction_state: str
+        transaction_timeout_ms: int
+        transaction_start_time_ms: int
+        producer_id: int
+        producer_epoch: int
+        topics: Sequence[TopicData]
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -1044,13 +731,8 @@ class DescribeTransactionsResponse(Message):
             fields.skip_tags()
             return cls(error_code, transactional_id, transaction_state, transaction_timeout_ms, transaction_start_time_ms, producer_id, producer_epoch, topics)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        transaction_states: Sequence[TransactionState],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.transaction_states: Final = transaction_states
+    throttle_time_ms: int
+    transaction_states: Sequence[TransactionState]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -1060,29 +742,18 @@ class DescribeTransactionsResponse(Message):
         return cls(throttle_time_ms, transaction_states)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ListTransactionsRequest(Request["ListTransactionsResponse"]):
     """ListTransactionsRequest, versions 0 to 2."""
 
-    __slots__ = ("state_filters", "producer_id_filters", "duration_filter", "transactional_id_pattern")
     API_KEY: ClassVar = 66
     OLDEST: ClassVar = 0
     NEWEST: ClassVar = 2
     FLEXIBLE: ClassVar = True
-
-    def __init__(
-        self,
-        state_filters: Sequence[str] = (),
-        producer_id_filters: Sequence[int] = (),
-        duration_filter: int = -1,
-        transactional_id_pattern: str | None = None,
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.state_filters: Final = state_filters
-        self.producer_id_filters: Final = producer_id_filters
-        self.duration_filter: Final = duration_filter
-        self.transactional_id_pattern: Final = transactional_id_pattern
+    state_filters: Sequence[str] = ()
+    producer_id_filters: Sequence[int] = ()
+    duration_filter: int = -1
+    transactional_id_pattern: str | None = None
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (compact_texts(self.state_filters), compact_row("q", self.producer_id_filters))
@@ -1100,23 +771,15 @@ class ListTransactionsRequest(Request["ListTransactionsResponse"]):
         return ListTransactionsResponse.read(fields, version)
 
 
-class ListTransactionsResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class ListTransactionsResponse(Structure):
     """ListTransactionsResponse, versions 0 to 2."""
 
-    __slots__ = ("throttle_time_ms", "error_code", "unknown_state_filters", "transaction_states")
-
-    class TransactionState(Message):
-        __slots__ = ("transactional_id", "producer_id", "transaction_state")
-
-        def __init__(
-            self,
-            transactional_id: str,
-            producer_id: int,
-            transaction_state: str,
-        ) -> None:
-            self.transactional_id: Final = transactional_id
-            self.producer_id: Final = producer_id
-            self.transaction_state: Final = transaction_state
+    @dataclass(slots=True, eq=False, repr=False)
+    class TransactionState(Structure):
+        transactional_id: str
+        producer_id: int
+        transaction_state: str
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -1126,17 +789,10 @@ class ListTransactionsResponse(Message):
             fields.skip_tags()
             return cls(transactional_id, producer_id, transaction_state)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        error_code: int,
-        unknown_state_filters: Sequence[str],
-        transaction_states: Sequence[TransactionState],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.error_code: Final = error_code
-        self.unknown_state_filters: Final = unknown_state_filters
-        self.transaction_states: Final = transaction_states
+    throttle_time_ms: int
+    error_code: int
+    unknown_state_filters: Sequence[str]
+    transaction_states: Sequence[TransactionState]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -1147,37 +803,24 @@ class ListTransactionsResponse(Message):
         return cls(throttle_time_ms, error_code, unknown_state_filters, transaction_states)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DescribeProducersRequest(Request["DescribeProducersResponse"]):
     """DescribeProducersRequest, version 0."""
 
-    __slots__ = ("topics",)
     API_KEY: ClassVar = 61
     OLDEST: ClassVar = 0
     NEWEST: ClassVar = 0
     FLEXIBLE: ClassVar = True
 
-    class TopicRequest(Message):
-        __slots__ = ("name", "partition_indexes")
-
-        def __init__(
-            self,
-            name: str = "",
-            partition_indexes: Sequence[int] = (),
-        ) -> None:
-            self.name: Final = name
-            self.partition_indexes: Final = partition_indexes
+    @dataclass(slots=True, eq=False, repr=False)
+    class TopicRequest(Structure):
+        name: str = ""
+        partition_indexes: Sequence[int] = ()
 
         def write(self, parts: list[bytes], version: int) -> None:
             parts += (compact_text(self.name), compact_row("i", self.partition_indexes), NO_TAGS)
 
-    def __init__(
-        self,
-        topics: Sequence[TopicRequest] = (),
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.topics: Final = topics
+    topics: Sequence[TopicRequest] = ()
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts.append(compact_length(len(self.topics)))
@@ -1189,35 +832,22 @@ class DescribeProducersRequest(Request["DescribeProducersResponse"]):
         return DescribeProducersResponse.read(fields, version)
 
 
-class DescribeProducersResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class DescribeProducersResponse(Structure):
     """DescribeProducersResponse, version 0."""
 
-    __slots__ = ("throttle_time_ms", "topics")
-
-    class TopicResponse(Message):
-        __slots__ = ("name", "partitions")
-
-        class PartitionResponse(Message):
-            __slots__ = ("partition_index", "error_code", "error_message", "active_producers")
-
-            class ProducerState(Message):
-                __slots__ = ("producer_id", "producer_epoch", "last_sequence", "last_timestamp", "coordinator_epoch", "current_txn_start_offset")
-
-                def __init__(
-                    self,
-                    producer_id: int,
-                    producer_epoch: int,
-                    last_sequence: int,
-                    last_timestamp: int,
-                    coordinator_epoch: int,
-                    current_txn_start_offset: int,
-                ) -> None:
-                    self.producer_id: Final = producer_id
-                    self.producer_epoch: Final = producer_epoch
-                    self.last_sequence: Final = last_sequence
-                    self.last_timestamp: Final = last_timestamp
-                    self.coordinator_epoch: Final = coordinator_epoch
-                    self.current_txn_start_offset: Final = current_txn_start_offset
+    @dataclass(slots=True, eq=False, repr=False)
+    class TopicResponse(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class PartitionResponse(Structure):
+            @dataclass(slots=True, eq=False, repr=False)
+            class ProducerState(Structure):
+                producer_id: int
+                producer_epoch: int
+                last_sequence: int
+                last_timestamp: int
+                coordinator_epoch: int
+                current_txn_start_offset: int
 
                 @classmethod
                 def read(cls, fields: Fields, version: int) -> Self:
@@ -1225,17 +855,10 @@ class DescribeProducersResponse(Message):
                     fields.skip_tags()
                     return cls(producer_id, producer_epoch, last_sequence, last_timestamp, coordinator_epoch, current_txn_start_offset)
 
-            def __init__(
-                self,
-                partition_index: int,
-                error_code: int,
-                error_message: str | None,
-                active_producers: Sequence[ProducerState],
-            ) -> None:
-                self.partition_index: Final = partition_index
-                self.error_code: Final = error_code
-                self.error_message: Final = error_message
-                self.active_producers: Final = active_producers
+            partition_index: int
+            error_code: int
+            error_message: str | None
+            active_producers: Sequence[ProducerState]
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -1245,13 +868,8 @@ class DescribeProducersResponse(Message):
                 fields.skip_tags()
                 return cls(partition_index, error_code, error_message, active_producers)
 
-        def __init__(
-            self,
-            name: str,
-            partitions: Sequence[PartitionResponse],
-        ) -> None:
-            self.name: Final = name
-            self.partitions: Final = partitions
+        name: str
+        partitions: Sequence[PartitionResponse]
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -1260,13 +878,8 @@ class DescribeProducersResponse(Message):
             fields.skip_tags()
             return cls(name, partitions)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        topics: Sequence[TopicResponse],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.topics: Final = topics
+    throttle_time_ms: int
+    topics: Sequence[TopicResponse]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -1276,45 +889,30 @@ class DescribeProducersResponse(Message):
         return cls(throttle_time_ms, topics)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WriteTxnMarkersRequest(Request["WriteTxnMarkersResponse"]):
     """WriteTxnMarkersRequest, version 1."""
 
-    __slots__ = ("markers",)
     API_KEY: ClassVar = 27
     OLDEST: ClassVar = 1
     NEWEST: ClassVar = 1
     FLEXIBLE: ClassVar = True
 
-    class WritableTxnMarker(Message):
-        __slots__ = ("producer_id", "producer_epoch", "transaction_result", "topics", "coordinator_epoch")
-
-        class WritableTxnMarkerTopic(Message):
-            __slots__ = ("name", "partition_indexes")
-
-            def __init__(
-                self,
-                name: str = "",
-                partition_indexes: Sequence[int] = (),
-            ) -> None:
-                self.name: Final = name
-                self.partition_indexes: Final = partition_indexes
+    @dataclass(slots=True, eq=False, repr=False)
+    class WritableTxnMarker(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class WritableTxnMarkerTopic(Structure):
+            name: str = ""
+            partition_indexes: Sequence[int] = ()
 
             def write(self, parts: list[bytes], version: int) -> None:
                 parts += (compact_text(self.name), compact_row("i", self.partition_indexes), NO_TAGS)
 
-        def __init__(
-            self,
-            producer_id: int = 0,
-            producer_epoch: int = 0,
-            transaction_result: bool = False,
-            topics: Sequence[WritableTxnMarkerTopic] = (),
-            coordinator_epoch: int = 0,
-        ) -> None:
-            self.producer_id: Final = producer_id
-            self.producer_epoch: Final = producer_epoch
-            self.transaction_result: Final = transaction_result
-            self.topics: Final = topics
-            self.coordinator_epoch: Final = coordinator_epoch
+        producer_id: int = 0
+        producer_epoch: int = 0
+        transaction_result: bool = False
+        topics: Sequence[WritableTxnMarkerTopic] = ()
+        coordinator_epoch: int = 0
 
         def write(self, parts: list[bytes], version: int) -> None:
             parts += (_INT64_INT16_BOOL.pack(self.producer_id, self.producer_epoch, self.transaction_result), compact_length(len(self.topics)))
@@ -1322,14 +920,7 @@ class WriteTxnMarkersRequest(Request["WriteTxnMarkersResponse"]):
                 topics_item.write(parts, version)
             parts += (_INT32.pack(self.coordinator_epoch), NO_TAGS)
 
-    def __init__(
-        self,
-        markers: Sequence[WritableTxnMarker] = (),
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.markers: Final = markers
+    markers: Sequence[WritableTxnMarker] = ()
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts.append(compact_length(len(self.markers)))
@@ -1341,27 +932,18 @@ class WriteTxnMarkersRequest(Request["WriteTxnMarkersResponse"]):
         return WriteTxnMarkersResponse.read(fields, version)
 
 
-class WriteTxnMarkersResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class WriteTxnMarkersResponse(Structure):
     """WriteTxnMarkersResponse, version 1."""
 
-    __slots__ = ("markers",)
-
-    class WritableTxnMarkerResult(Message):
-        __slots__ = ("producer_id", "topics")
-
-        class WritableTxnMarkerTopicResult(Message):
-            __slots__ = ("name", "partitions")
-
-            class WritableTxnMarkerPartitionResult(Message):
-                __slots__ = ("partition_index", "error_code")
-
-                def __init__(
-                    self,
-                    partition_index: int,
-                    error_code: int,
-                ) -> None:
-                    self.partition_index: Final = partition_index
-                    self.error_code: Final = error_code
+    @dataclass(slots=True, eq=False, repr=False)
+    class WritableTxnMarkerResult(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class WritableTxnMarkerTopicResult(Structure):
+            @dataclass(slots=True, eq=False, repr=False)
+            class WritableTxnMarkerPartitionResult(Structure):
+                partition_index: int
+                error_code: int
 
                 @classmethod
                 def read(cls, fields: Fields, version: int) -> Self:
@@ -1369,13 +951,8 @@ class WriteTxnMarkersResponse(Message):
                     fields.skip_tags()
                     return cls(partition_index, error_code)
 
-            def __init__(
-                self,
-                name: str,
-                partitions: Sequence[WritableTxnMarkerPartitionResult],
-            ) -> None:
-                self.name: Final = name
-                self.partitions: Final = partitions
+            name: str
+            partitions: Sequence[WritableTxnMarkerPartitionResult]
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -1384,13 +961,8 @@ class WriteTxnMarkersResponse(Message):
                 fields.skip_tags()
                 return cls(name, partitions)
 
-        def __init__(
-            self,
-            producer_id: int,
-            topics: Sequence[WritableTxnMarkerTopicResult],
-        ) -> None:
-            self.producer_id: Final = producer_id
-            self.topics: Final = topics
+        producer_id: int
+        topics: Sequence[WritableTxnMarkerTopicResult]
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -1399,11 +971,7 @@ class WriteTxnMarkersResponse(Message):
             fields.skip_tags()
             return cls(producer_id, topics)
 
-    def __init__(
-        self,
-        markers: Sequence[WritableTxnMarkerResult],
-    ) -> None:
-        self.markers: Final = markers
+    markers: Sequence[WritableTxnMarkerResult]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -1412,25 +980,16 @@ class WriteTxnMarkersResponse(Message):
         return cls(markers)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ListGroupsRequest(Request["ListGroupsResponse"]):
     """ListGroupsRequest, versions 4 to 5."""
 
-    __slots__ = ("states_filter", "types_filter")
     API_KEY: ClassVar = 16
     OLDEST: ClassVar = 4
     NEWEST: ClassVar = 5
     FLEXIBLE: ClassVar = True
-
-    def __init__(
-        self,
-        states_filter: Sequence[str] = (),
-        types_filter: Sequence[str] = (),
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.states_filter: Final = states_filter
-        self.types_filter: Final = types_filter
+    states_filter: Sequence[str] = ()
+    types_filter: Sequence[str] = ()
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts.append(compact_texts(self.states_filter))
@@ -1444,25 +1003,16 @@ class ListGroupsRequest(Request["ListGroupsResponse"]):
         return ListGroupsResponse.read(fields, version)
 
 
-class ListGroupsResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class ListGroupsResponse(Structure):
     """ListGroupsResponse, versions 4 to 5."""
 
-    __slots__ = ("throttle_time_ms", "error_code", "groups")
-
-    class ListedGroup(Message):
-        __slots__ = ("group_id", "protocol_type", "group_state", "group_type")
-
-        def __init__(
-            self,
-            group_id: str,
-            protocol_type: str,
-            group_state: str,
-            group_type: str,
-        ) -> None:
-            self.group_id: Final = group_id
-            self.protocol_type: Final = protocol_type
-            self.group_state: Final = group_state
-            self.group_type: Final = group_type
+    @dataclass(slots=True, eq=False, repr=False)
+    class ListedGroup(Structure):
+        group_id: str
+        protocol_type: str
+        group_state: str
+        group_type: str
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -1475,15 +1025,9 @@ class ListGroupsResponse(Message):
             fields.skip_tags()
             return cls(group_id, protocol_type, group_state, group_type)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        error_code: int,
-        groups: Sequence[ListedGroup],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.error_code: Final = error_code
-        self.groups: Final = groups
+    throttle_time_ms: int
+    error_code: int
+    groups: Sequence[ListedGroup]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -1493,25 +1037,16 @@ class ListGroupsResponse(Message):
         return cls(throttle_time_ms, error_code, groups)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DescribeGroupsRequest(Request["DescribeGroupsResponse"]):
     """DescribeGroupsRequest, versions 5 to 6."""
 
-    __slots__ = ("groups", "include_authorized_operations")
     API_KEY: ClassVar = 15
     OLDEST: ClassVar = 5
     NEWEST: ClassVar = 6
     FLEXIBLE: ClassVar = True
-
-    def __init__(
-        self,
-        groups: Sequence[str] = (),
-        include_authorized_operations: bool = False,
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.groups: Final = groups
-        self.include_authorized_operations: Final = include_authorized_operations
+    groups: Sequence[str] = ()
+    include_authorized_operations: bool = False
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (compact_texts(self.groups), _BOOL.pack(self.include_authorized_operations), NO_TAGS)
@@ -1520,32 +1055,20 @@ class DescribeGroupsRequest(Request["DescribeGroupsResponse"]):
         return DescribeGroupsResponse.read(fields, version)
 
 
-class DescribeGroupsResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class DescribeGroupsResponse(Structure):
     """DescribeGroupsResponse, versions 5 to 6."""
 
-    __slots__ = ("throttle_time_ms", "groups")
-
-    class DescribedGroup(Message):
-        __slots__ = ("error_code", "error_message", "group_id", "group_state", "protocol_type", "protocol_data", "members", "authorized_operations")
-
-        class DescribedGroupMember(Message):
-            __slots__ = ("member_id", "group_instance_id", "client_id", "client_host", "member_metadata", "member_assignment")
-
-            def __init__(
-                self,
-                member_id: str,
-                group_instance_id: str | None,
-                client_id: str,
-                client_host: str,
-                member_metadata: bytes,
-                member_assignment: bytes,
-            ) -> None:
-                self.member_id: Final = member_id
-                self.group_instance_id: Final = group_instance_id
-                self.client_id: Final = client_id
-                self.client_host: Final = client_host
-                self.member_metadata: Final = member_metadata
-                self.member_assignment: Final = member_assignment
+    @dataclass(slots=True, eq=False, repr=False)
+    class DescribedGroup(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class DescribedGroupMember(Structure):
+            member_id: str
+            group_instance_id: str | None
+            client_id: str
+            client_host: str
+            member_metadata: bytes
+            member_assignment: bytes
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -1558,25 +1081,14 @@ class DescribeGroupsResponse(Message):
                 fields.skip_tags()
                 return cls(member_id, group_instance_id, client_id, client_host, member_metadata, member_assignment)
 
-        def __init__(
-            self,
-            error_code: int,
-            error_message: str | None,
-            group_id: str,
-            group_state: str,
-            protocol_type: str,
-            protocol_data: str,
-            members: Sequence[DescribedGroupMember],
-            authorized_operations: int,
-        ) -> None:
-            self.error_code: Final = error_code
-            self.error_message: Final = error_message
-            self.group_id: Final = group_id
-            self.group_state: Final = group_state
-            self.protocol_type: Final = protocol_type
-            self.protocol_data: Final = protocol_data
-            self.members: Final = members
-            self.authorized_operations: Final = authorized_operations
+        error_code: int
+        error_message: str | None
+        group_id: str
+        group_state: str
+        protocol_type: str
+        protocol_data: str
+        members: Sequence[DescribedGroupMember]
+        authorized_operations: int
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -1593,13 +1105,8 @@ class DescribeGroupsResponse(Message):
             fields.skip_tags()
             return cls(error_code, error_message, group_id, group_state, protocol_type, protocol_data, members, authorized_operations)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        groups: Sequence[DescribedGroup],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.groups: Final = groups
+    throttle_time_ms: int
+    groups: Sequence[DescribedGroup]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -1609,25 +1116,16 @@ class DescribeGroupsResponse(Message):
         return cls(throttle_time_ms, groups)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ConsumerGroupDescribeRequest(Request["ConsumerGroupDescribeResponse"]):
     """ConsumerGroupDescribeRequest, version 0."""
 
-    __slots__ = ("group_ids", "include_authorized_operations")
     API_KEY: ClassVar = 69
     OLDEST: ClassVar = 0
     NEWEST: ClassVar = 0
     FLEXIBLE: ClassVar = True
-
-    def __init__(
-        self,
-        group_ids: Sequence[str] = (),
-        include_authorized_operations: bool = False,
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.group_ids: Final = group_ids
-        self.include_authorized_operations: Final = include_authorized_operations
+    group_ids: Sequence[str] = ()
+    include_authorized_operations: bool = False
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (compact_texts(self.group_ids), _BOOL.pack(self.include_authorized_operations), NO_TAGS)
@@ -1636,32 +1134,21 @@ class ConsumerGroupDescribeRequest(Request["ConsumerGroupDescribeResponse"]):
         return ConsumerGroupDescribeResponse.read(fields, version)
 
 
-class ConsumerGroupDescribeResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class ConsumerGroupDescribeResponse(Structure):
     """ConsumerGroupDescribeResponse, version 0."""
 
-    __slots__ = ("throttle_time_ms", "groups")
-
-    class DescribedGroup(Message):
-        __slots__ = ("error_code", "error_message", "group_id", "group_state", "group_epoch", "assignment_epoch", "assignor_name", "members", "authorized_operations")
-
-        class Member(Message):
-            __slots__ = ("member_id", "instance_id", "rack_id", "member_epoch", "client_id", "client_host", "subscribed_topic_names", "subscribed_topic_regex", "assignment", "target_assignment")
-
-            class Assignment(Message):
-                __slots__ = ("topic_partitions",)
-
-                class TopicPartitions(Message):
-                    __slots__ = ("topic_id", "topic_name", "partitions")
-
-                    def __init__(
-                        self,
-                        topic_id: UUID,
-                        topic_name: str,
-                        partitions: Sequence[int],
-                    ) -> None:
-                        self.topic_id: Final = topic_id
-                        self.topic_name: Final = topic_name
-                        self.partitions: Final = partitions
+    @dataclass(slots=True, eq=False, repr=False)
+    class DescribedGroup(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class Member(Structure):
+            @dataclass(slots=True, eq=False, repr=False)
+            class Assignment(Structure):
+                @dataclass(slots=True, eq=False, repr=False)
+                class TopicPartitions(Structure):
+                    topic_id: UUID
+                    topic_name: str
+                    partitions: Sequence[int]
 
                     @classmethod
                     def read(cls, fields: Fields, version: int) -> Self:
@@ -1672,11 +1159,7 @@ class ConsumerGroupDescribeResponse(Message):
                         fields.skip_tags()
                         return cls(topic_id, topic_name, partitions)
 
-                def __init__(
-                    self,
-                    topic_partitions: Sequence[TopicPartitions],
-                ) -> None:
-                    self.topic_partitions: Final = topic_partitions
+                topic_partitions: Sequence[TopicPartitions]
 
                 @classmethod
                 def read(cls, fields: Fields, version: int) -> Self:
@@ -1684,29 +1167,16 @@ class ConsumerGroupDescribeResponse(Message):
                     fields.skip_tags()
                     return cls(topic_partitions)
 
-            def __init__(
-                self,
-                member_id: str,
-                instance_id: str | None,
-                rack_id: str | None,
-                member_epoch: int,
-                client_id: str,
-                client_host: str,
-                subscribed_topic_names: Sequence[str],
-                subscribed_topic_regex: str | None,
-                assignment: Assignment,
-                target_assignment: Assignment,
-            ) -> None:
-                self.member_id: Final = member_id
-                self.instance_id: Final = instance_id
-                self.rack_id: Final = rack_id
-                self.member_epoch: Final = member_epoch
-                self.client_id: Final = client_id
-                self.client_host: Final = client_host
-                self.subscribed_topic_names: Final = subscribed_topic_names
-                self.subscribed_topic_regex: Final = subscribed_topic_regex
-                self.assignment: Final = assignment
-                self.target_assignment: Final = target_assignment
+            member_id: str
+            instance_id: str | None
+            rack_id: str | None
+            member_epoch: int
+            client_id: str
+            client_host: str
+            subscribed_topic_names: Sequence[str]
+            subscribed_topic_regex: str | None
+            assignment: Assignment
+            target_assignment: Assignment
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -1723,27 +1193,15 @@ class ConsumerGroupDescribeResponse(Message):
                 fields.skip_tags()
                 return cls(member_id, instance_id, rack_id, member_epoch, client_id, client_host, subscribed_topic_names, subscribed_topic_regex, assignment, target_assignment)
 
-        def __init__(
-            self,
-            error_code: int,
-            error_message: str | None,
-            group_id: str,
-            group_state: str,
-            group_epoch: int,
-            assignment_epoch: int,
-            assignor_name: str,
-            members: Sequence[Member],
-            authorized_operations: int,
-        ) -> None:
-            self.error_code: Final = error_code
-            self.error_message: Final = error_message
-            self.group_id: Final = group_id
-            self.group_state: Final = group_state
-            self.group_epoch: Final = group_epoch
-            self.assignment_epoch: Final = assignment_epoch
-            self.assignor_name: Final = assignor_name
-            self.members: Final = members
-            self.authorized_operations: Final = authorized_operations
+        error_code: int
+        error_message: str | None
+        group_id: str
+        group_state: str
+        group_epoch: int
+        assignment_epoch: int
+        assignor_name: str
+        members: Sequence[Member]
+        authorized_operations: int
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -1758,13 +1216,8 @@ class ConsumerGroupDescribeResponse(Message):
             fields.skip_tags()
             return cls(error_code, error_message, group_id, group_state, group_epoch, assignment_epoch, assignor_name, members, authorized_operations)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        groups: Sequence[DescribedGroup],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.groups: Final = groups
+    throttle_time_ms: int
+    groups: Sequence[DescribedGroup]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -1774,43 +1227,29 @@ class ConsumerGroupDescribeResponse(Message):
         return cls(throttle_time_ms, groups)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OffsetFetchRequest(Request["OffsetFetchResponse"]):
     """OffsetFetchRequest, versions 8 to 9."""
 
-    __slots__ = ("groups", "require_stable")
     API_KEY: ClassVar = 9
     OLDEST: ClassVar = 8
     NEWEST: ClassVar = 9
     FLEXIBLE: ClassVar = True
 
-    class OffsetFetchRequestGroup(Message):
-        __slots__ = ("group_id", "member_id", "member_epoch", "topics")
-
-        class OffsetFetchRequestTopics(Message):
-            __slots__ = ("name", "partition_indexes")
-
-            def __init__(
-                self,
-                name: str = "",
-                partition_indexes: Sequence[int] = (),
-            ) -> None:
-                self.name: Final = name
-                self.partition_indexes: Final = partition_indexes
+    @dataclass(slots=True, eq=False, repr=False)
+    class OffsetFetchRequestGroup(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class OffsetFetchRequestTopics(Structure):
+            name: str = ""
+            partition_indexes: Sequence[int] = ()
 
             def write(self, parts: list[bytes], version: int) -> None:
                 parts += (compact_text(self.name), compact_row("i", self.partition_indexes), NO_TAGS)
 
-        def __init__(
-            self,
-            group_id: str = "",
-            member_id: str | None = None,
-            member_epoch: int = -1,
-            topics: Sequence[OffsetFetchRequestTopics] | None = (),
-        ) -> None:
-            self.group_id: Final = group_id
-            self.member_id: Final = member_id
-            self.member_epoch: Final = member_epoch
-            self.topics: Final = topics
+        group_id: str = ""
+        member_id: str | None = None
+        member_epoch: int = -1
+        topics: Sequence[OffsetFetchRequestTopics] | None = ()
 
         def write(self, parts: list[bytes], version: int) -> None:
             parts.append(compact_text(self.group_id))
@@ -1826,16 +1265,8 @@ class OffsetFetchRequest(Request["OffsetFetchResponse"]):
                     topics_item.write(parts, version)
             parts.append(NO_TAGS)
 
-    def __init__(
-        self,
-        groups: Sequence[OffsetFetchRequestGroup] = (),
-        require_stable: bool = False,
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.groups: Final = groups
-        self.require_stable: Final = require_stable
+    groups: Sequence[OffsetFetchRequestGroup] = ()
+    require_stable: bool = False
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts.append(compact_length(len(self.groups)))
@@ -1847,33 +1278,21 @@ class OffsetFetchRequest(Request["OffsetFetchResponse"]):
         return OffsetFetchResponse.read(fields, version)
 
 
-class OffsetFetchResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class OffsetFetchResponse(Structure):
     """OffsetFetchResponse, versions 8 to 9."""
 
-    __slots__ = ("throttle_time_ms", "groups")
-
-    class OffsetFetchResponseGroup(Message):
-        __slots__ = ("group_id", "topics", "error_code")
-
-        class OffsetFetchResponseTopics(Message):
-            __slots__ = ("name", "partitions")
-
-            class OffsetFetchResponsePartitions(Message):
-                __slots__ = ("partition_index", "committed_offset", "committed_leader_epoch", "metadata", "error_code")
-
-                def __init__(
-                    self,
-                    partition_index: int,
-                    committed_offset: int,
-                    committed_leader_epoch: int,
-                    metadata: str | None,
-                    error_code: int,
-                ) -> None:
-                    self.partition_index: Final = partition_index
-                    self.committed_offset: Final = committed_offset
-                    self.committed_leader_epoch: Final = committed_leader_epoch
-                    self.metadata: Final = metadata
-                    self.error_code: Final = error_code
+    @dataclass(slots=True, eq=False, repr=False)
+    class OffsetFetchResponseGroup(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class OffsetFetchResponseTopics(Structure):
+            @dataclass(slots=True, eq=False, repr=False)
+            class OffsetFetchResponsePartitions(Structure):
+                partition_index: int
+                committed_offset: int
+                committed_leader_epoch: int
+                metadata: str | None
+                error_code: int
 
                 @classmethod
                 def read(cls, fields: Fields, version: int) -> Self:
@@ -1883,13 +1302,8 @@ class OffsetFetchResponse(Message):
                     fields.skip_tags()
                     return cls(partition_index, committed_offset, committed_leader_epoch, metadata, error_code)
 
-            def __init__(
-                self,
-                name: str,
-                partitions: Sequence[OffsetFetchResponsePartitions],
-            ) -> None:
-                self.name: Final = name
-                self.partitions: Final = partitions
+            name: str
+            partitions: Sequence[OffsetFetchResponsePartitions]
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -1898,15 +1312,9 @@ class OffsetFetchResponse(Message):
                 fields.skip_tags()
                 return cls(name, partitions)
 
-        def __init__(
-            self,
-            group_id: str,
-            topics: Sequence[OffsetFetchResponseTopics],
-            error_code: int,
-        ) -> None:
-            self.group_id: Final = group_id
-            self.topics: Final = topics
-            self.error_code: Final = error_code
+        group_id: str
+        topics: Sequence[OffsetFetchResponseTopics]
+        error_code: int
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -1916,13 +1324,8 @@ class OffsetFetchResponse(Message):
             fields.skip_tags()
             return cls(group_id, topics, error_code)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        groups: Sequence[OffsetFetchResponseGroup],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.groups: Final = groups
+    throttle_time_ms: int
+    groups: Sequence[OffsetFetchResponseGroup]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -1932,41 +1335,28 @@ class OffsetFetchResponse(Message):
         return cls(throttle_time_ms, groups)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ListOffsetsRequest(Request["ListOffsetsResponse"]):
     """ListOffsetsRequest, versions 7 to 11."""
 
-    __slots__ = ("replica_id", "isolation_level", "topics", "timeout_ms")
     API_KEY: ClassVar = 2
     OLDEST: ClassVar = 7
     NEWEST: ClassVar = 11
     FLEXIBLE: ClassVar = True
 
-    class ListOffsetsTopic(Message):
-        __slots__ = ("name", "partitions")
-
-        class ListOffsetsPartition(Message):
-            __slots__ = ("partition_index", "current_leader_epoch", "timestamp")
-
-            def __init__(
-                self,
-                partition_index: int = 0,
-                current_leader_epoch: int = -1,
-                timestamp: int = 0,
-            ) -> None:
-                self.partition_index: Final = partition_index
-                self.current_leader_epoch: Final = current_leader_epoch
-                self.timestamp: Final = timestamp
+    @dataclass(slots=True, eq=False, repr=False)
+    class ListOffsetsTopic(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class ListOffsetsPartition(Structure):
+            partition_index: int = 0
+            current_leader_epoch: int = -1
+            timestamp: int = 0
 
             def write(self, parts: list[bytes], version: int) -> None:
                 parts += (_INT32_INT32_INT64.pack(self.partition_index, self.current_leader_epoch, self.timestamp), NO_TAGS)
 
-        def __init__(
-            self,
-            name: str = "",
-            partitions: Sequence[ListOffsetsPartition] = (),
-        ) -> None:
-            self.name: Final = name
-            self.partitions: Final = partitions
+        name: str = ""
+        partitions: Sequence[ListOffsetsPartition] = ()
 
         def write(self, parts: list[bytes], version: int) -> None:
             parts += (compact_text(self.name), compact_length(len(self.partitions)))
@@ -1974,20 +1364,10 @@ class ListOffsetsRequest(Request["ListOffsetsResponse"]):
                 partitions_item.write(parts, version)
             parts.append(NO_TAGS)
 
-    def __init__(
-        self,
-        replica_id: int = 0,
-        isolation_level: int = 0,
-        topics: Sequence[ListOffsetsTopic] = (),
-        timeout_ms: int = 0,
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.replica_id: Final = replica_id
-        self.isolation_level: Final = isolation_level
-        self.topics: Final = topics
-        self.timeout_ms: Final = timeout_ms
+    replica_id: int = 0
+    isolation_level: int = 0
+    topics: Sequence[ListOffsetsTopic] = ()
+    timeout_ms: int = 0
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (_INT32_INT8.pack(self.replica_id, self.isolation_level), compact_length(len(self.topics)))
@@ -2001,30 +1381,19 @@ class ListOffsetsRequest(Request["ListOffsetsResponse"]):
         return ListOffsetsResponse.read(fields, version)
 
 
-class ListOffsetsResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class ListOffsetsResponse(Structure):
     """ListOffsetsResponse, versions 7 to 11."""
 
-    __slots__ = ("throttle_time_ms", "topics")
-
-    class ListOffsetsTopicResponse(Message):
-        __slots__ = ("name", "partitions")
-
-        class ListOffsetsPartitionResponse(Message):
-            __slots__ = ("partition_index", "error_code", "timestamp", "offset", "leader_epoch")
-
-            def __init__(
-                self,
-                partition_index: int,
-                error_code: int,
-                timestamp: int,
-                offset: int,
-                leader_epoch: int,
-            ) -> None:
-                self.partition_index: Final = partition_index
-                self.error_code: Final = error_code
-                self.timestamp: Final = timestamp
-                self.offset: Final = offset
-                self.leader_epoch: Final = leader_epoch
+    @dataclass(slots=True, eq=False, repr=False)
+    class ListOffsetsTopicResponse(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class ListOffsetsPartitionResponse(Structure):
+            partition_index: int
+            error_code: int
+            timestamp: int
+            offset: int
+            leader_epoch: int
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -2032,13 +1401,8 @@ class ListOffsetsResponse(Message):
                 fields.skip_tags()
                 return cls(partition_index, error_code, timestamp, offset, leader_epoch)
 
-        def __init__(
-            self,
-            name: str,
-            partitions: Sequence[ListOffsetsPartitionResponse],
-        ) -> None:
-            self.name: Final = name
-            self.partitions: Final = partitions
+        name: str
+        partitions: Sequence[ListOffsetsPartitionResponse]
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -2047,13 +1411,8 @@ class ListOffsetsResponse(Message):
             fields.skip_tags()
             return cls(name, partitions)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        topics: Sequence[ListOffsetsTopicResponse],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.topics: Final = topics
+    throttle_time_ms: int
+    topics: Sequence[ListOffsetsTopicResponse]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -2063,47 +1422,31 @@ class ListOffsetsResponse(Message):
         return cls(throttle_time_ms, topics)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FetchRequest(Request["FetchResponse"]):
     """FetchRequest, version 12."""
 
-    __slots__ = ("replica_id", "max_wait_ms", "min_bytes", "max_bytes", "isolation_level", "session_id", "session_epoch", "topics", "forgotten_topics_data", "rack_id")
     API_KEY: ClassVar = 1
     OLDEST: ClassVar = 12
     NEWEST: ClassVar = 12
     FLEXIBLE: ClassVar = True
 
-    class FetchTopic(Message):
-        __slots__ = ("topic", "partitions")
-
-        class FetchPartition(Message):
-            __slots__ = ("partition", "current_leader_epoch", "fetch_offset", "last_fetched_epoch", "log_start_offset", "partition_max_bytes")
-
-            def __init__(
-                self,
-                partition: int = 0,
-                current_leader_epoch: int = -1,
-                fetch_offset: int = 0,
-                last_fetched_epoch: int = -1,
-                log_start_offset: int = -1,
-                partition_max_bytes: int = 0,
-            ) -> None:
-                self.partition: Final = partition
-                self.current_leader_epoch: Final = current_leader_epoch
-                self.fetch_offset: Final = fetch_offset
-                self.last_fetched_epoch: Final = last_fetched_epoch
-                self.log_start_offset: Final = log_start_offset
-                self.partition_max_bytes: Final = partition_max_bytes
+    @dataclass(slots=True, eq=False, repr=False)
+    class FetchTopic(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class FetchPartition(Structure):
+            partition: int = 0
+            current_leader_epoch: int = -1
+            fetch_offset: int = 0
+            last_fetched_epoch: int = -1
+            log_start_offset: int = -1
+            partition_max_bytes: int = 0
 
             def write(self, parts: list[bytes], version: int) -> None:
                 parts += (_INT32_INT32_INT64_INT32_INT64_INT32.pack(self.partition, self.current_leader_epoch, self.fetch_offset, self.last_fetched_epoch, self.log_start_offset, self.partition_max_bytes), NO_TAGS)
 
-        def __init__(
-            self,
-            topic: str = "",
-            partitions: Sequence[FetchPartition] = (),
-        ) -> None:
-            self.topic: Final = topic
-            self.partitions: Final = partitions
+        topic: str = ""
+        partitions: Sequence[FetchPartition] = ()
 
         def write(self, parts: list[bytes], version: int) -> None:
             parts += (compact_text(self.topic), compact_length(len(self.partitions)))
@@ -2111,46 +1454,24 @@ class FetchRequest(Request["FetchResponse"]):
                 partitions_item.write(parts, version)
             parts.append(NO_TAGS)
 
-    class ForgottenTopic(Message):
-        __slots__ = ("topic", "partitions")
-
-        def __init__(
-            self,
-            topic: str = "",
-            partitions: Sequence[int] = (),
-        ) -> None:
-            self.topic: Final = topic
-            self.partitions: Final = partitions
+    @dataclass(slots=True, eq=False, repr=False)
+    class ForgottenTopic(Structure):
+        topic: str = ""
+        partitions: Sequence[int] = ()
 
         def write(self, parts: list[bytes], version: int) -> None:
             parts += (compact_text(self.topic), compact_row("i", self.partitions), NO_TAGS)
 
-    def __init__(
-        self,
-        replica_id: int = -1,
-        max_wait_ms: int = 0,
-        min_bytes: int = 0,
-        max_bytes: int = 0x7fffffff,
-        isolation_level: int = 0,
-        session_id: int = 0,
-        session_epoch: int = -1,
-        topics: Sequence[FetchTopic] = (),
-        forgotten_topics_data: Sequence[ForgottenTopic] = (),
-        rack_id: str = "",
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.replica_id: Final = replica_id
-        self.max_wait_ms: Final = max_wait_ms
-        self.min_bytes: Final = min_bytes
-        self.max_bytes: Final = max_bytes
-        self.isolation_level: Final = isolation_level
-        self.session_id: Final = session_id
-        self.session_epoch: Final = session_epoch
-        self.topics: Final = topics
-        self.forgotten_topics_data: Final = forgotten_topics_data
-        self.rack_id: Final = rack_id
+    replica_id: int = -1
+    max_wait_ms: int = 0
+    min_bytes: int = 0
+    max_bytes: int = 0x7fffffff
+    isolation_level: int = 0
+    session_id: int = 0
+    session_epoch: int = -1
+    topics: Sequence[FetchTopic] = ()
+    forgotten_topics_data: Sequence[ForgottenTopic] = ()
+    rack_id: str = ""
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts += (_INT32_INT32_INT32_INT32_INT8_INT32_INT32.pack(self.replica_id, self.max_wait_ms, self.min_bytes, self.max_bytes, self.isolation_level, self.session_id, self.session_epoch), compact_length(len(self.topics)))
@@ -2165,27 +1486,18 @@ class FetchRequest(Request["FetchResponse"]):
         return FetchResponse.read(fields, version)
 
 
-class FetchResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class FetchResponse(Structure):
     """FetchResponse, version 12."""
 
-    __slots__ = ("throttle_time_ms", "error_code", "session_id", "responses")
-
-    class FetchableTopicResponse(Message):
-        __slots__ = ("topic", "partitions")
-
-        class PartitionData(Message):
-            __slots__ = ("partition_index", "error_code", "high_watermark", "last_stable_offset", "log_start_offset", "aborted_transactions", "preferred_read_replica", "records")
-
-            class AbortedTransaction(Message):
-                __slots__ = ("producer_id", "first_offset")
-
-                def __init__(
-                    self,
-                    producer_id: int,
-                    first_offset: int,
-                ) -> None:
-                    self.producer_id: Final = producer_id
-                    self.first_offset: Final = first_offset
+    @dataclass(slots=True, eq=False, repr=False)
+    class FetchableTopicResponse(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class PartitionData(Structure):
+            @dataclass(slots=True, eq=False, repr=False)
+            class AbortedTransaction(Structure):
+                producer_id: int
+                first_offset: int
 
                 @classmethod
                 def read(cls, fields: Fields, version: int) -> Self:
@@ -2193,25 +1505,14 @@ class FetchResponse(Message):
                     fields.skip_tags()
                     return cls(producer_id, first_offset)
 
-            def __init__(
-                self,
-                partition_index: int,
-                error_code: int,
-                high_watermark: int,
-                last_stable_offset: int,
-                log_start_offset: int,
-                aborted_transactions: Sequence[AbortedTransaction] | None,
-                preferred_read_replica: int,
-                records: bytes | None,
-            ) -> None:
-                self.partition_index: Final = partition_index
-                self.error_code: Final = error_code
-                self.high_watermark: Final = high_watermark
-                self.last_stable_offset: Final = last_stable_offset
-                self.log_start_offset: Final = log_start_offset
-                self.aborted_transactions: Final = aborted_transactions
-                self.preferred_read_replica: Final = preferred_read_replica
-                self.records: Final = records
+            partition_index: int
+            error_code: int
+            high_watermark: int
+            last_stable_offset: int
+            log_start_offset: int
+            aborted_transactions: Sequence[AbortedTransaction] | None
+            preferred_read_replica: int
+            records: bytes | None
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -2223,13 +1524,8 @@ class FetchResponse(Message):
                 fields.skip_tags()
                 return cls(partition_index, error_code, high_watermark, last_stable_offset, log_start_offset, aborted_transactions, preferred_read_replica, records)
 
-        def __init__(
-            self,
-            topic: str,
-            partitions: Sequence[PartitionData],
-        ) -> None:
-            self.topic: Final = topic
-            self.partitions: Final = partitions
+        topic: str
+        partitions: Sequence[PartitionData]
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -2238,17 +1534,10 @@ class FetchResponse(Message):
             fields.skip_tags()
             return cls(topic, partitions)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        error_code: int,
-        session_id: int,
-        responses: Sequence[FetchableTopicResponse],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.error_code: Final = error_code
-        self.session_id: Final = session_id
-        self.responses: Final = responses
+    throttle_time_ms: int
+    error_code: int
+    session_id: int
+    responses: Sequence[FetchableTopicResponse]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -2258,43 +1547,27 @@ class FetchResponse(Message):
         return cls(throttle_time_ms, error_code, session_id, responses)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DescribeConfigsRequest(Request["DescribeConfigsResponse"]):
     """DescribeConfigsRequest, version 4."""
 
-    __slots__ = ("resources", "include_synonyms", "include_documentation")
     API_KEY: ClassVar = 32
     OLDEST: ClassVar = 4
     NEWEST: ClassVar = 4
     FLEXIBLE: ClassVar = True
 
-    class DescribeConfigsResource(Message):
-        __slots__ = ("resource_type", "resource_name", "configuration_keys")
-
-        def __init__(
-            self,
-            resource_type: int = 0,
-            resource_name: str = "",
-            configuration_keys: Sequence[str] | None = (),
-        ) -> None:
-            self.resource_type: Final = resource_type
-            self.resource_name: Final = resource_name
-            self.configuration_keys: Final = configuration_keys
+    @dataclass(slots=True, eq=False, repr=False)
+    class DescribeConfigsResource(Structure):
+        resource_type: int = 0
+        resource_name: str = ""
+        configuration_keys: Sequence[str] | None = ()
 
         def write(self, parts: list[bytes], version: int) -> None:
             parts += (_INT8.pack(self.resource_type), compact_text(self.resource_name), compact_texts(self.configuration_keys), NO_TAGS)
 
-    def __init__(
-        self,
-        resources: Sequence[DescribeConfigsResource] = (),
-        include_synonyms: bool = False,
-        include_documentation: bool = False,
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.resources: Final = resources
-        self.include_synonyms: Final = include_synonyms
-        self.include_documentation: Final = include_documentation
+    resources: Sequence[DescribeConfigsResource] = ()
+    include_synonyms: bool = False
+    include_documentation: bool = False
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts.append(compact_length(len(self.resources)))
@@ -2306,29 +1579,19 @@ class DescribeConfigsRequest(Request["DescribeConfigsResponse"]):
         return DescribeConfigsResponse.read(fields, version)
 
 
-class DescribeConfigsResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class DescribeConfigsResponse(Structure):
     """DescribeConfigsResponse, version 4."""
 
-    __slots__ = ("throttle_time_ms", "results")
-
-    class DescribeConfigsResult(Message):
-        __slots__ = ("error_code", "error_message", "resource_type", "resource_name", "configs")
-
-        class DescribeConfigsResourceResult(Message):
-            __slots__ = ("name", "value", "read_only", "config_source", "is_sensitive", "synonyms", "config_type", "documentation")
-
-            class DescribeConfigsSynonym(Message):
-                __slots__ = ("name", "value", "source")
-
-                def __init__(
-                    self,
-                    name: str,
-                    value: str | None,
-                    source: int,
-                ) -> None:
-                    self.name: Final = name
-                    self.value: Final = value
-                    self.source: Final = source
+    @dataclass(slots=True, eq=False, repr=False)
+    class DescribeConfigsResult(Structure):
+        @dataclass(slots=True, eq=False, repr=False)
+        class DescribeConfigsResourceResult(Structure):
+            @dataclass(slots=True, eq=False, repr=False)
+            class DescribeConfigsSynonym(Structure):
+                name: str
+                value: str | None
+                source: int
 
                 @classmethod
                 def read(cls, fields: Fields, version: int) -> Self:
@@ -2338,25 +1601,14 @@ class DescribeConfigsResponse(Message):
                     fields.skip_tags()
                     return cls(name, value, source)
 
-            def __init__(
-                self,
-                name: str,
-                value: str | None,
-                read_only: bool,
-                config_source: int,
-                is_sensitive: bool,
-                synonyms: Sequence[DescribeConfigsSynonym],
-                config_type: int,
-                documentation: str | None,
-            ) -> None:
-                self.name: Final = name
-                self.value: Final = value
-                self.read_only: Final = read_only
-                self.config_source: Final = config_source
-                self.is_sensitive: Final = is_sensitive
-                self.synonyms: Final = synonyms
-                self.config_type: Final = config_type
-                self.documentation: Final = documentation
+            name: str
+            value: str | None
+            read_only: bool
+            config_source: int
+            is_sensitive: bool
+            synonyms: Sequence[DescribeConfigsSynonym]
+            config_type: int
+            documentation: str | None
 
             @classmethod
             def read(cls, fields: Fields, version: int) -> Self:
@@ -2369,19 +1621,11 @@ class DescribeConfigsResponse(Message):
                 fields.skip_tags()
                 return cls(name, value, read_only, config_source, is_sensitive, synonyms, config_type, documentation)
 
-        def __init__(
-            self,
-            error_code: int,
-            error_message: str | None,
-            resource_type: int,
-            resource_name: str,
-            configs: Sequence[DescribeConfigsResourceResult],
-        ) -> None:
-            self.error_code: Final = error_code
-            self.error_message: Final = error_message
-            self.resource_type: Final = resource_type
-            self.resource_name: Final = resource_name
-            self.configs: Final = configs
+        error_code: int
+        error_message: str | None
+        resource_type: int
+        resource_name: str
+        configs: Sequence[DescribeConfigsResourceResult]
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -2393,13 +1637,8 @@ class DescribeConfigsResponse(Message):
             fields.skip_tags()
             return cls(error_code, error_message, resource_type, resource_name, configs)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        results: Sequence[DescribeConfigsResult],
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.results: Final = results
+    throttle_time_ms: int
+    results: Sequence[DescribeConfigsResult]
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -2409,27 +1648,17 @@ class DescribeConfigsResponse(Message):
         return cls(throttle_time_ms, results)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DescribeClusterRequest(Request["DescribeClusterResponse"]):
     """DescribeClusterRequest, versions 0 to 2."""
 
-    __slots__ = ("include_cluster_authorized_operations", "endpoint_type", "include_fenced_brokers")
     API_KEY: ClassVar = 60
     OLDEST: ClassVar = 0
     NEWEST: ClassVar = 2
     FLEXIBLE: ClassVar = True
-
-    def __init__(
-        self,
-        include_cluster_authorized_operations: bool = False,
-        endpoint_type: int = 1,
-        include_fenced_brokers: bool = False,
-        *,
-        version: int | None = None,
-    ) -> None:
-        self.version = version
-        self.include_cluster_authorized_operations: Final = include_cluster_authorized_operations
-        self.endpoint_type: Final = endpoint_type
-        self.include_fenced_brokers: Final = include_fenced_brokers
+    include_cluster_authorized_operations: bool = False
+    endpoint_type: int = 1
+    include_fenced_brokers: bool = False
 
     def write(self, parts: list[bytes], version: int) -> None:
         parts.append(_BOOL.pack(self.include_cluster_authorized_operations))
@@ -2447,27 +1676,17 @@ class DescribeClusterRequest(Request["DescribeClusterResponse"]):
         return DescribeClusterResponse.read(fields, version)
 
 
-class DescribeClusterResponse(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class DescribeClusterResponse(Structure):
     """DescribeClusterResponse, versions 0 to 2."""
 
-    __slots__ = ("throttle_time_ms", "error_code", "error_message", "endpoint_type", "cluster_id", "controller_id", "brokers", "cluster_authorized_operations")
-
-    class DescribeClusterBroker(Message):
-        __slots__ = ("broker_id", "host", "port", "rack", "is_fenced")
-
-        def __init__(
-            self,
-            broker_id: int,
-            host: str,
-            port: int,
-            rack: str | None,
-            is_fenced: bool,
-        ) -> None:
-            self.broker_id: Final = broker_id
-            self.host: Final = host
-            self.port: Final = port
-            self.rack: Final = rack
-            self.is_fenced: Final = is_fenced
+    @dataclass(slots=True, eq=False, repr=False)
+    class DescribeClusterBroker(Structure):
+        broker_id: int
+        host: str
+        port: int
+        rack: str | None
+        is_fenced: bool
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -2481,25 +1700,14 @@ class DescribeClusterResponse(Message):
             fields.skip_tags()
             return cls(broker_id, host, port, rack, is_fenced)
 
-    def __init__(
-        self,
-        throttle_time_ms: int,
-        error_code: int,
-        error_message: str | None,
-        endpoint_type: int,
-        cluster_id: str,
-        controller_id: int,
-        brokers: Sequence[DescribeClusterBroker],
-        cluster_authorized_operations: int,
-    ) -> None:
-        self.throttle_time_ms: Final = throttle_time_ms
-        self.error_code: Final = error_code
-        self.error_message: Final = error_message
-        self.endpoint_type: Final = endpoint_type
-        self.cluster_id: Final = cluster_id
-        self.controller_id: Final = controller_id
-        self.brokers: Final = brokers
-        self.cluster_authorized_operations: Final = cluster_authorized_operations
+    throttle_time_ms: int
+    error_code: int
+    error_message: str | None
+    endpoint_type: int
+    cluster_id: str
+    controller_id: int
+    brokers: Sequence[DescribeClusterBroker]
+    cluster_authorized_operations: int
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:
@@ -2516,21 +1724,14 @@ class DescribeClusterResponse(Message):
         return cls(throttle_time_ms, error_code, error_message, endpoint_type, cluster_id, controller_id, brokers, cluster_authorized_operations)
 
 
-class ConsumerProtocolAssignment(Message):
+@dataclass(slots=True, eq=False, repr=False)
+class ConsumerProtocolAssignment(Structure):
     """ConsumerProtocolAssignment, version 3."""
 
-    __slots__ = ("assigned_partitions", "user_data")
-
-    class TopicPartition(Message):
-        __slots__ = ("topic", "partitions")
-
-        def __init__(
-            self,
-            topic: str,
-            partitions: Sequence[int],
-        ) -> None:
-            self.topic: Final = topic
-            self.partitions: Final = partitions
+    @dataclass(slots=True, eq=False, repr=False)
+    class TopicPartition(Structure):
+        topic: str
+        partitions: Sequence[int]
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
@@ -2538,13 +1739,8 @@ class ConsumerProtocolAssignment(Message):
             partitions = fields.row("i", fields.plain_count())
             return cls(topic, partitions)
 
-    def __init__(
-        self,
-        assigned_partitions: Sequence[TopicPartition],
-        user_data: bytes | None,
-    ) -> None:
-        self.assigned_partitions: Final = assigned_partitions
-        self.user_data: Final = user_data
+    assigned_partitions: Sequence[TopicPartition]
+    user_data: bytes | None
 
     @classmethod
     def read(cls, fields: Fields, version: int) -> Self:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
-from dualwrite.deadline import Deadline, Limit
-from dualwrite.errors import BrokerError, BrokerUnavailableError
-from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError
-from dualwrite.kafka.client.brokers import CoordinatorUnavailableError, Network
-from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.deadline import Deadline, Limit, Pauses
+from dualwrite.errors import BrokerError, BrokerUnavailableError, DualWriteError
+from dualwrite.kafka.client.broker_connection import ConnectionLostError
+from dualwrite.kafka.client.brokers import (
+    GROUP,
+    TRANSACTION,
+    CoordinatorType,
+    CoordinatorUnavailableError,
+    MakeRequest,
+    Network,
+    requests_together,
+)
+from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.kafka_errors import FORBIDDEN_CODES, ErrorCode, error_name, forbidden
-from dualwrite.outages import REQUEST, Call, kafka_at
+from dualwrite.observability.outages import REQUEST, SideCall, kafka_at
 
 T = TypeVar("T")
 
-_MOST: Final = 1.0
 _PAUSE: Final = 0.01
 _MOVED: Final = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR)
 _TRANSIENT_CODES: Final = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
@@ -30,6 +38,10 @@ class TryAgainError(Exception):
 
 class NoLeaderError(TryAgainError):
     """A partition of the transaction has no leader that could write the marker."""
+
+
+class AnsweredError(TryAgainError):
+    """Kafka has answered, and may answer otherwise in a moment: to ask it again is no outage."""
 
 
 class CoordinatorMovedError(Exception):
@@ -51,14 +63,14 @@ def repeated(
     deadline: Deadline,
     *,
     pause: float,
-    call: Call | None = None,
+    call: SideCall | None = None,
 ) -> T:
     """Call until it raises none of `passing`; after the deadline, the last of these errors is raised.
 
     If the deadline cuts off a request, the error of the attempt before it is raised, since it says what was wrong. No call
-    starts after the deadline, except the first; `once` must observe it, too. The pause, in seconds, is doubled each time, up
-    to 1 s.
+    starts after the deadline, except the first; `once` must observe it, too. The first pause takes `pause` seconds.
     """
+    pauses = Pauses(pause)
     before: Exception | None = None
     while True:
         try:
@@ -66,26 +78,13 @@ def repeated(
         except passing as error:
             if call is not None:
                 call.error = error
+                if isinstance(error, AnsweredError):
+                    call.began = time.monotonic()
             if before is not None and isinstance(error, ConnectionLostError) and deadline.expired:
                 raise before from error
             before = error
-            deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
-            if deadline.expired:
+            if not deadline.pause(pauses):
                 raise
-            pause = min(2 * pause, _MOST)
-
-
-def rounds(deadline: Deadline, *, pause: float) -> Iterator[None]:
-    """Rounds of attempts, for work whose parts succeed one by one; the caller leaves the loop when nothing is left.
-
-    No round starts after the deadline, except the first. The pause is as for `repeated`.
-    """
-    while True:
-        yield
-        if deadline.expired:
-            return
-        deadline.sleep(pause * random.uniform(1.0, 2.0))  # noqa: S311  (spreads retries; no secret)
-        pause = min(2 * pause, _MOST)
 
 
 def check_transient(code: int, request: str) -> None:
@@ -129,6 +128,29 @@ def check_response(code: int, kafka_transactional_id: str | None, request: str, 
         )
 
 
+def result_of(read: Callable[[], T]) -> T | Exception:
+    """What `read` returns, or its error, which is about one of several ids."""
+    try:
+        return read()
+    except (DualWriteError, *TRANSIENT) as error:
+        return error
+
+
+def answers(
+    network: Network,
+    requests: Mapping[str, MakeRequest],
+    read: Callable[[str, Any], T],
+    addresses: Mapping[str, Address],
+    deadline: Deadline,
+) -> dict[str, T | Exception]:
+    """Send each id's request to its address, side by side, and read the responses; for `RetryingClient.of_each`."""
+    results: dict[str, T | Exception] = {}
+    sent = {name: (address, requests[name]) for name, address in addresses.items()}
+    for name, found in requests_together(network, sent, deadline).items():
+        results[name] = found if isinstance(found, Exception) else result_of(partial(read, name, found))
+    return results
+
+
 class RetryingClient:
     """A Network that threads share, with retries; a call without its own limit takes at most `timeout` seconds."""
 
@@ -142,28 +164,69 @@ class RetryingClient:
         """The deadline of a call with this limit; None means the client's own."""
         return timeout if isinstance(timeout, Deadline) else Deadline(self._timeout if timeout is None else timeout)
 
-    def to_coordinator(
-        self, kafka_transactional_id: str, request: Callable[[Connection, Deadline], T], timeout: Limit | None
-    ) -> T:
-        """Send a request to the coordinator of an id, which is looked up again when it has moved.
+    def of_each(
+        self,
+        names: Iterable[str],
+        ask: Callable[[Mapping[str, Address], Deadline], Mapping[str, T | Exception]],
+        timeout: Limit | None,
+        *,
+        kind: CoordinatorType = TRANSACTION,
+    ) -> dict[str, T]:
+        """What the coordinators of transactional ids, or of groups, answer about each of them.
+
+        Args:
+            names: The ids.
+            ask: Gets the addresses of the ids' coordinators; returns an answer or an error for each, asked for side by side. It
+                is called again for those with a transient error; a coordinator that has moved is looked up again.
+            timeout: The limit for all.
+            kind: The kind of the coordinators.
 
         Raises:
-            BrokerUnavailableError: No conclusive response within the time limit.
-            BrokerAuthorizationError: The principal may not describe the id.
+            BrokerUnavailableError: No conclusive response about one of them within the time limit.
+            BrokerAuthorizationError: The principal may not describe one of them.
+            BrokerError: As returned by `ask`.
         """
+        wanted = list(dict.fromkeys(names))
+        found: dict[str, T] = {}
+        if not wanted:
+            return found
 
-        def once(deadline: Deadline) -> T:
-            try:
-                return request(self.network.coordinator(kafka_transactional_id, deadline=deadline), deadline)
-            except (ConnectionLostError, CoordinatorMovedError):
-                self.network.forget_coordinator(kafka_transactional_id)
-                raise
-            except CoordinatorUnavailableError as error:
-                if error.code in FORBIDDEN_CODES:
-                    raise forbidden(error.code, kafka_transactional_id, "FindCoordinator", "Describe") from error
-                raise
+        def once(deadline: Deadline) -> dict[str, T]:
+            answers: dict[str, T | Exception] = {}
+            known: dict[str, Address] = {}
+            for name, place in self.network.find_coordinators(wanted, deadline, kind=kind).items():
+                if isinstance(place, Address):
+                    known[name] = place
+                else:
+                    answers[name] = place
+            answers.update(ask(known, deadline.within(self.network.config.socket_timeout)))
+            failed: list[Exception] = []
+            for name, answer in answers.items():
+                if isinstance(answer, Exception):
+                    failed.append(self._noted(name, answer, kind))
+                else:
+                    found[name] = answer
+                    wanted.remove(name)
+            if wanted:
+                nothing = TryAgainError(f"the responses say nothing about {wanted[0]!r}")
+                raise min(failed, key=lambda error: isinstance(error, TRANSIENT), default=nothing)
+            return found
 
-        return self.repeated(once, f"the coordinator of {kafka_transactional_id!r}", timeout)
+        what = "the coordinators" if len(wanted) > 1 else f"the coordinator of {'the group ' * (kind == GROUP)}{wanted[0]!r}"
+        return self.repeated(once, what, timeout)
+
+    def _noted(self, name: str, error: Exception, kind: CoordinatorType) -> Exception:
+        """An error about an id or a group: the coordinator is looked up again if it has moved."""
+        if isinstance(error, ConnectionLostError | CoordinatorMovedError):
+            self.network.forget_coordinator(name, kind)
+        if isinstance(error, CoordinatorUnavailableError) and error.code in FORBIDDEN_CODES:
+            return forbidden(error.code, name, "FindCoordinator", "Describe")
+        return error
+
+    def forget_cluster(self) -> None:
+        """Close the connections and forget which cluster they were to, between two calls."""
+        with self._lock:
+            self.network.close()
 
     def repeated(self, once: Callable[[Deadline], T], what: str, timeout: Limit | None) -> T:
         """Call `once` until it raises none of `TRANSIENT`; waiting for other threads' calls counts against the limit.
@@ -176,7 +239,7 @@ class RetryingClient:
             try:
                 if not self._lock.acquire(timeout=deadline.left):
                     raise TryAgainError("another thread is still using the connections")
-                return repeated(once, TRANSIENT, deadline, pause=_PAUSE, call=call)
+                answer = repeated(once, TRANSIENT, deadline, pause=_PAUSE, call=call)
             except BrokerUnavailableError:
                 raise
             except NoLeaderError as error:
@@ -193,6 +256,8 @@ class RetryingClient:
                     next_step="retry; prepared transactions stay prepared",
                     servers=self.network.config.servers,
                 ) from error
+            else:
+                return answer
             finally:
                 with suppress(RuntimeError):  # not acquired: the time limit passed, or KeyboardInterrupt came first
                     self._lock.release()

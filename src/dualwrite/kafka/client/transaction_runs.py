@@ -20,7 +20,7 @@ _SEQUENCES: Final = 2**31
 
 
 @dataclass(slots=True)
-class Run:
+class PartitionRun:
     """One transaction's batches in a partition, as far as they were read.
 
     Args:
@@ -81,10 +81,10 @@ class RunsInPartition:
 
     def __init__(self, state: PreparedTxnState) -> None:
         self._state = state
-        self.last: Run | None = None
+        self.last: PartitionRun | None = None
 
     @property
-    def open(self) -> Run | None:
+    def open(self) -> PartitionRun | None:
         """The run that has no marker yet."""
         return self.last if self.last is not None and self.last.marker is None else None
 
@@ -101,5 +101,5 @@ class RunsInPartition:
                 opened.damage = f"at offset {batch.base_offset} another transaction begins before this one has a marker"
         else:
             if opened is None:
-                opened = self.last = Run(batch.base_offset, batch.base_sequence)
+                opened = self.last = PartitionRun(batch.base_offset, batch.base_sequence)
             opened.add(batch)

@@ -7,13 +7,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
+from dualwrite.kafka.client.brokers import check_not_refused
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.librdkafka.librdkafka_errors import LEADER_MOVED
+from dualwrite.kafka.librdkafka.librdkafka_errors import LEADER_MOVED, consumer_recovers, consuming_error, text_of
 
 _POLL: Final = 0.02
 _BATCH: Final = 1000
@@ -57,10 +67,11 @@ def committed_messages(
     Raises:
         OpenTransactionsError: A transaction on the topic stays open.
         UnknownTopicError: There is no such topic.
+        BrokerAuthorizationError: The brokers refuse this client, or it may not read the topic.
         BrokerUnavailableError: No broker answers, a partition has no leader, or the messages could not all be read within the
             timeout.
     """
-    settings = _settings(kafka)
+    settings = _settings(kafka, timeout)
     ends = _ends(settings, topic, is_settled=is_settled, timeout=timeout)
     starts = {number: (since or {}).get(number, 0) for number in ends}
     consumer = Consumer(
@@ -76,7 +87,7 @@ def committed_messages(
         }
     )
     try:
-        with _unavailability(f"Topic {topic!r}"):
+        with _unavailability(f"topic {topic!r}"):
             consumer.list_topics(topic, timeout=timeout)  # assign() alone waits 500 ms before it asks for the leaders
         return sorted(_read(consumer, topic, starts, ends, timeout), key=lambda m: (m.partition(), m.offset()))
     finally:
@@ -87,9 +98,10 @@ def ends_of_topics(kafka: str | Mapping[str, Any] | KafkaConfig, *, timeout: flo
     """The end of each partition of every topic, open transactions included.
 
     Raises:
+        BrokerAuthorizationError: The brokers refuse this client.
         BrokerUnavailableError: No broker answers within the timeout.
     """
-    admin, ends = AdminClient(_settings(kafka)), dict[str, dict[int, int]]()
+    admin, ends = AdminClient(_settings(kafka, timeout)), dict[str, dict[int, int]]()
     with _unavailability("Kafka's topics"):
         topics = admin.list_topics(timeout=timeout).topics
         partitions = [TopicPartition(name, number) for name, found in topics.items() for number in found.partitions]
@@ -98,8 +110,9 @@ def ends_of_topics(kafka: str | Mapping[str, Any] | KafkaConfig, *, timeout: flo
     return ends
 
 
-def _settings(kafka: str | Mapping[str, Any] | KafkaConfig) -> dict[str, Any]:
+def _settings(kafka: str | Mapping[str, Any] | KafkaConfig, timeout: float) -> dict[str, Any]:
     config = KafkaConfig.of(kafka)
+    check_not_refused(config, timeout)
     # quiet: errors are raised, and without a broker there would be hundreds of lines
     return {**config.properties, "bootstrap.servers": config.servers, "log_level": 2}
 
@@ -107,16 +120,15 @@ def _settings(kafka: str | Mapping[str, Any] | KafkaConfig) -> dict[str, Any]:
 def _ends(settings: dict[str, Any], topic: str, *, is_settled: bool, timeout: float) -> dict[int, int]:
     """The end of each partition, once what is before it is decided; or where the first open transaction begins."""
     admin = AdminClient(settings)
-    with _unavailability(f"Topic {topic!r}"):
-        found = admin.list_topics(topic, timeout=timeout).topics[topic]
-    if found.error is not None:
-        raise UnknownTopicError(f"Topic {topic!r} can't be read: {found.error.str()}.")
-    partitions = [TopicPartition(topic, number) for number in found.partitions]
+    with _unavailability(f"topic {topic!r}"):
+        # not list_topics(), which creates the topic where brokers do so automatically
+        found = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic].result()
+    partitions = [TopicPartition(topic, each.id) for each in found.partitions]
     deadline = time.monotonic() + timeout
     wanted: dict[int, int] = {}
     while True:
         try:
-            with _unavailability(f"Topic {topic!r}"):
+            with _unavailability(f"topic {topic!r}"):
                 ends, stable = (
                     {number: end for (_, number), end in _latest(admin, partitions, level, timeout).items()}
                     for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
@@ -144,14 +156,18 @@ def _ends(settings: dict[str, Any], topic: str, *, is_settled: bool, timeout: fl
 
 @contextmanager
 def _unavailability(what: str) -> Iterator[None]:
-    """Raises `BrokerUnavailableError` for librdkafka's errors when a broker or a leader is unavailable."""
+    """Raises `BrokerUnavailableError` for librdkafka's errors when a broker or a leader is unavailable, or its error."""
     try:
         yield
     except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise UnknownTopicError(
+                f"{what[0].upper()}{what[1:]} can't be read: {error.args[0].str()}.", next_step="check its name"
+            ) from error
         if error.args[0].code() not in _UNAVAILABLE:
-            raise
+            raise consuming_error(error.args[0], f" of {what}") from error
         raise BrokerUnavailableError(
-            f"{what} can't be read: {error.args[0].str()}.",
+            f"{what[0].upper()}{what[1:]} can't be read: {text_of(error.args[0])}.",
             next_step="check that the brokers are running and that bootstrap.servers is correct; wait until each partition has "
             "a leader: kafka-topics.sh --describe --unavailable-partitions",
         ) from error
@@ -176,6 +192,8 @@ def _read(consumer: Consumer, topic: str, starts: Mapping[int, int], ends: Mappi
             if error is not None:
                 if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  (librdkafka's own code, public)
                     waiting.discard(message.partition())
+                elif message.topic() is not None and not consumer_recovers(error):  # others are about the group: there is none
+                    raise consuming_error(error, f" of {topic}-{message.partition()}")
                 continue
             deadline = time.monotonic() + timeout
             after = message.offset() + 1 - ends[message.partition()]

@@ -25,10 +25,11 @@ from confluent_kafka import (
 from confluent_kafka.cimpl import Consumer  # the package's one may be auto-instrumented, and make spans of its own
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.kafka.client.brokers import REFUSAL_LIMIT, check_not_refused
 from dualwrite.kafka.librdkafka.group_offsets import Batch, BrokerOffsets, MonitorOffsets, Partition, partition_of
-from dualwrite.kafka.librdkafka.librdkafka_errors import consumer_recovers, consuming_error, with_own_lines
-from dualwrite.logs import SubjectLogger, if_unexpected
-from dualwrite.outages import kafka_at
+from dualwrite.kafka.librdkafka.librdkafka_errors import consumer_recovers, consuming_error, text_of, with_own_lines
+from dualwrite.observability.logs import SubjectLogger, if_unexpected
+from dualwrite.observability.outages import kafka_at
 
 log = SubjectLogger(__name__)
 
@@ -64,7 +65,7 @@ _OUT_OF_RANGE: Final = "_AUTO_OFFSET_RESET"
 _TRUNCATION: Final = "truncation"
 
 _CONSUMING: Final = "a consumer reached no broker"
-"""Kind of a call, for `dualwrite.outages`."""
+"""Kind of a call, for `kafka_at`."""
 
 _LOOK_INTERVAL: Final = 1.0
 _LOOK_LIMIT: Final = 0.5
@@ -104,6 +105,7 @@ class GroupConsumer:
         if not settings.get("group.id"):
             raise ConfigurationError("The consumer has no group.id.", next_step="set group.id")
         self.group_id = str(settings["group.id"])
+        self._settings = settings
         self._begin = begin
         self._incremental = _is_incremental(settings)
         self._terms: dict[Partition, object] = {}  # a new object each time that a partition is assigned
@@ -122,7 +124,7 @@ class GroupConsumer:
             self._consumer = Consumer(with_own_lines({**settings, **_OURS, **_INTERNAL, **noting}, group_id=self.group_id))
             self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
         except KafkaException as error:
-            raise ConfigurationError(f"The consumer can't be created: {error.args[0].str()}.") from error
+            raise ConfigurationError(f"The consumer can't be created: {text_of(error.args[0])}.") from error
         self.offsets: Final = BrokerOffsets(self._consumer, self.group_id)
         self._for_monitors = MonitorOffsets(self._consumer, self.group_id)
 
@@ -142,7 +144,8 @@ class GroupConsumer:
         it was assigned again, since it then begins again at an offset from the caller.
 
         Raises:
-            BrokerError: Consuming can't continue: an ACL is missing, or librdkafka reports a fatal error.
+            BrokerAuthorizationError: The brokers refuse this client, or an ACL is missing.
+            BrokerError: Consuming can't continue: librdkafka reports a fatal error.
         """
         self._for_monitors.commit_due()
         self._warn_of_unknown_topics()
@@ -182,13 +185,21 @@ class GroupConsumer:
         return frozenset(key for key, (_, is_truncated) in self._refused.items() if is_truncated)
 
     @property
+    def ends(self) -> dict[Partition, int]:
+        """The ends of the partitions that were read to their end: before the first message of an open transaction.
+
+        Any thread may call it.
+        """
+        return dict(self._ends)
+
+    @property
     def passed(self) -> dict[Partition, tuple[int, int]]:
         """The partitions that were read to their end: the offset after the last message returned, and the end.
 
         Between the two are only records that are not returned to consumers: transaction markers, and messages of aborted
         transactions.
         """
-        found = {key: (self._next_offsets.get(key), end) for key, end in dict(self._ends).items()}
+        found = {key: (self._next_offsets.get(key), end) for key, end in self.ends.items()}
         return {key: (polled, end) for key, (polled, end) in found.items() if polled is not None and end > polled}
 
     def watermarks(self) -> dict[Partition, tuple[int, int]]:
@@ -354,7 +365,7 @@ class GroupConsumer:
                 self._note_refused(key, message.offset(), error)
             elif not consumer_recovers(error):
                 where = "" if message.topic() is None else f" of {message.topic()}-{message.partition()}"
-                raise consuming_error(error, where)
+                raise consuming_error(error, where, self.group_id)
             log.debug("%s", error, group_id=self.group_id)
             topic = message.topic()
             if error.name() == _UNKNOWN_TOPIC and topic is not None:
@@ -378,12 +389,16 @@ class GroupConsumer:
         """When librdkafka has reported that all brokers are down, ask for one, until one answers.
 
         The report may be old, if this thread was busy; and a consumer without new messages would not notice the end.
+
+        Raises:
+            BrokerAuthorizationError: They answer, and refuse this client.
         """
         if not self._look_at or time.monotonic() < self._look_at:
             return
         try:
             self._consumer.list_topics(timeout=_LOOK_LIMIT)
         except KafkaException as error:
+            check_not_refused(self._settings, REFUSAL_LIMIT)
             self._kafka.failed(_CONSUMING, error, since=self._down_since)
             self._look_at = time.monotonic() + _LOOK_INTERVAL
         else:

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, Message
 from dualwrite.state import Place
 
 
-class _Topic:
+class _TopicReports:
     __slots__ = ("errors", "first", "place", "sent")
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class DeliveryReports:
     """The reports of the current transaction: how many messages were sent, and stored. librdkafka calls back within `poll`."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, _TopicReports] = {}
         self.sent = self.acknowledged = 0
 
     def __contains__(self, topic: str) -> bool:
@@ -42,7 +42,7 @@ class DeliveryReports:
 
     def add_topic(self, topic: str) -> None:
         """Collect reports of another topic from now on."""
-        self._topics[topic] = _Topic()
+        self._topics[topic] = _TopicReports()
 
     def begin(self) -> None:
         """A new transaction; every report of the previous one has been read."""

@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.cimpl import Consumer  # the package's one may be auto-instrumented
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError
-from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, with_own_lines
+from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, text_of, with_own_lines
 from dualwrite.kafka.librdkafka.topic_admin import admin_client
-from dualwrite.logs import SubjectLogger
+from dualwrite.observability.logs import SubjectLogger
 
 log = SubjectLogger(__name__)
 
@@ -117,6 +117,8 @@ def _result(
 class BrokerOffsets:
     """Reads offsets through a member of a group, and commits those of the group."""
 
+    _SETTING: ClassVar = "committing offsets"
+
     def __init__(self, consumer: Consumer, group_id: str) -> None:
         self._consumer = consumer
         self._group = group_id
@@ -128,7 +130,7 @@ class BrokerOffsets:
             BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker responds.
         """
         wanted = [TopicPartition(*key) for key in partitions]
-        found = _result(lambda: self._consumer.committed(wanted, timeout), self._unreadable)
+        found = _result(lambda: self._consumer.committed(wanted, timeout), self._unreadable) if wanted else []
         return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
@@ -138,7 +140,8 @@ class BrokerOffsets:
             BrokerError: They were not committed.
         """
         wanted = [TopicPartition(*key, offset) for key, offset in offsets.items()]
-        _result(lambda: self._consumer.commit(offsets=wanted, asynchronous=False), self._uncommitted)
+        if wanted:
+            _result(lambda: self._consumer.commit(offsets=wanted, asynchronous=False), self._uncommitted)
 
     def first_offsets(self, partitions: Iterable[Partition], timeout: float) -> dict[Partition, int]:
         """The first offset that retention has left in each partition: one request to each leader, or a BrokerError."""
@@ -170,9 +173,9 @@ class BrokerOffsets:
         return found
 
     def _uncommitted(self, error: KafkaError) -> BrokerError:
-        doing = f"committing offsets of group {self._group!r}"
+        doing = f"{self._SETTING} of group {self._group!r}"
         if error.name() in _REBALANCING:
-            return BrokerUnavailableError(f"Kafka error during {doing}: {error.str()}.", next_step="retry")
+            return BrokerUnavailableError(f"Kafka error during {doing}: {text_of(error)}.", next_step="retry")
         return broker_error(error, None, doing)
 
 
@@ -181,22 +184,28 @@ def _unlisted(error: KafkaError, doing: str) -> BrokerError:
     if error.name() not in _WITHOUT_LEADER:
         return broker_error(error, None, doing)
     return BrokerUnavailableError(
-        f"Kafka error during {doing}: {error.str()}.",
+        f"Kafka error during {doing}: {text_of(error)}.",
         cause="the partitions have no leader, or the brokers don't know them yet",
         next_step="retry; check that every broker is running",
     )
 
 
-class IdleGroup:
-    """A group without members; `timeout` seconds for each request. Must be closed, by `with` or `close()`."""
+class IdleGroup(BrokerOffsets):
+    """A group without members; `timeout` seconds for each request. Must be closed, by `with` or `close()`.
+
+    Its coordinator refuses to set offsets while the group has a member.
+
+    Raises:
+        BrokerAuthorizationError: The brokers refuse this client.
+    """
+
+    _SETTING = "setting the offsets"
 
     def __init__(self, settings: Mapping[str, Any], group_id: str, timeout: float) -> None:
-        self._group = group_id
         self._timeout = timeout
-        self._admin = admin_client(settings)
-        self._consumer = Consumer(
-            with_own_lines({**settings, "group.id": group_id, "enable.auto.commit": False}, group_id=group_id)
-        )
+        self._admin = admin_client(settings, timeout)
+        made = with_own_lines({**settings, "group.id": group_id, "enable.auto.commit": False}, group_id=group_id)
+        super().__init__(Consumer(made), group_id)
 
     def members(self) -> int:
         """How many members the group has.
@@ -209,35 +218,6 @@ class IdleGroup:
             return len(described.result(self._timeout).members or ())
         except KafkaException as error:
             raise broker_error(error, None, f"describing the group {self._group!r}") from error
-
-    def committed(self, keys: Collection[Partition]) -> dict[Partition, int]:
-        """The group's offsets, for those partitions that have one.
-
-        Raises:
-            BrokerError: They can't be read: a transaction that commits offsets of the group is open, or no broker responds.
-        """
-        wanted = [TopicPartition(*key) for key in keys]
-        doing = f"reading the offsets of group {self._group!r}"
-        found = (
-            _result(lambda: self._consumer.committed(wanted, self._timeout), lambda error: broker_error(error, None, doing))
-            if wanted
-            else []
-        )
-        return {(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
-
-    def commit(self, offsets: Mapping[Partition, int]) -> None:
-        """Set the group's offsets. The coordinator refuses that if the group has a member.
-
-        Raises:
-            BrokerError: They were not set.
-        """
-        doing = f"setting the offsets of group {self._group!r}"
-        wanted = [TopicPartition(*key, offset) for key, offset in offsets.items()]
-        if wanted:
-            _result(
-                lambda: self._consumer.commit(offsets=wanted, asynchronous=False),
-                lambda error: broker_error(error, None, doing),
-            )
 
     def close(self) -> None:
         """Close the connections, and pass on what librdkafka has logged."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -15,10 +13,10 @@ from confluent_kafka import KafkaError, KafkaException
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DeliveryError
 from dualwrite.kafka.client.kafka_errors import (
     FENCED,
-    FORBIDDEN,
     GROUP_FORBIDDEN,
-    GROUP_MOVED,
     INSTANCE_FENCED,
+    KINDS,
+    NOT_LET_IN,
     PERMANENT,
     READ_FORBIDDEN,
     REFUSED,
@@ -27,7 +25,7 @@ from dualwrite.kafka.client.kafka_errors import (
     UNKNOWN_TOPIC,
     ErrorKind,
 )
-from dualwrite.logs import SubjectLogger
+from dualwrite.observability.logs import SubjectLogger
 
 # librdkafka's own codes start with an underscore, but they are public API.
 _UNREACHABLE: Final = ErrorKind(
@@ -57,25 +55,11 @@ _BATCH_TOO_LARGE: Final = replace(
 )
 """Reported by a broker. A single message that is too large for the producer's own limit is refused by `send`."""
 _KINDS: Final[Mapping[int, ErrorKind]] = {
+    **KINDS,
     **dict.fromkeys(_UNKNOWN_TOPIC_CODES, UNKNOWN_TOPIC),
-    **dict.fromkeys(_TOO_LARGE_CODES, TOO_LARGE),
     KafkaError._FENCED: FENCED,  # noqa: SLF001
-    **dict.fromkeys(
-        (KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_ID_MAPPING), FENCED
-    ),
-    KafkaError._AUTHENTICATION: FORBIDDEN,  # noqa: SLF001
-    **dict.fromkeys(
-        (
-            KafkaError.TOPIC_AUTHORIZATION_FAILED,
-            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            KafkaError.SASL_AUTHENTICATION_FAILED,
-        ),
-        FORBIDDEN,
-    ),
-    KafkaError.GROUP_AUTHORIZATION_FAILED: GROUP_FORBIDDEN,
-    **dict.fromkeys((KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID), GROUP_MOVED),
-    KafkaError.FENCED_INSTANCE_ID: INSTANCE_FENCED,
+    **dict.fromkeys((KafkaError._AUTHENTICATION, KafkaError._SSL), NOT_LET_IN),  # noqa: SLF001
+    KafkaError.SASL_AUTHENTICATION_FAILED: NOT_LET_IN,
     KafkaError.INVALID_TRANSACTION_TIMEOUT: TIMEOUT_REFUSED,
     KafkaError.CONCURRENT_TRANSACTIONS: _ENDING,  # after init_transactions' limit; librdkafka has retried until then
     KafkaError._TIMED_OUT: _UNREACHABLE,  # noqa: SLF001
@@ -121,6 +105,7 @@ _CONSUMER_RECOVERS: Final = LEADER_MOVED | {
 }
 
 _CONSUMER_KINDS: Final[Mapping[int, ErrorKind]] = {
+    **dict.fromkeys(_UNKNOWN_TOPIC_CODES, UNKNOWN_TOPIC),
     KafkaError.TOPIC_AUTHORIZATION_FAILED: READ_FORBIDDEN,
     KafkaError.GROUP_AUTHORIZATION_FAILED: GROUP_FORBIDDEN,
     KafkaError.FENCED_INSTANCE_ID: replace(INSTANCE_FENCED, error=BrokerError),
@@ -157,6 +142,11 @@ def kafka_error(error: Any) -> KafkaError | None:
     return error if isinstance(error, KafkaError) else None
 
 
+def text_of(error: KafkaError) -> str:
+    """Librdkafka's text, without the full stop that some have."""
+    return error.str().strip().rstrip(".")
+
+
 def is_retriable(error: Any) -> bool:
     """Whether the same call may be retried (for a topic lookup: whether the topic may still be created)."""
     inner = kafka_error(error)
@@ -176,7 +166,7 @@ def broker_error(error: Any, kafka_transactional_id: str | None, action: str) ->
     code = None if inner is None else inner.code()
     kind = _kind(code, action)
     return kind.error(
-        f"Kafka error during {action}: {'no such topic' if inner is None else inner.str()}.",
+        f"Kafka error during {action}: {'no such topic' if inner is None else text_of(inner)}.",
         transactional_id=kafka_transactional_id,
         cause=kind.cause,
         next_step=kind.next_step,
@@ -198,13 +188,13 @@ def _kind(code: int | None, action: str) -> ErrorKind:
     return _KINDS.get(code) or ErrorKind(DeliveryError if is_delivery else BrokerError)
 
 
-def consuming_error(error: KafkaError, where: str) -> BrokerError:
+def consuming_error(error: KafkaError, where: str, group: str = "") -> BrokerError:
     """The error for a consumer that can't continue; `where` completes "Consuming"."""
     kind = next((kind for code, kind in _CONSUMER_KINDS.items() if _is_caused_by(error, code)), ErrorKind(BrokerError))
     return kind.error(
-        f"Consuming{where} failed: {error.str()}.",
+        f"Consuming{where} failed: {text_of(error)}.",
         cause=kind.cause,
-        next_step=kind.next_step,
+        next_step=f"{kind.next_step} {group!r}" if kind is GROUP_FORBIDDEN else kind.next_step,
         code=error.code(),
         name=error.name(),
     )
@@ -215,40 +205,8 @@ def _is_caused_by(error: KafkaError, code: int) -> bool:
     return error.code() == code or (error.code() == KafkaError._FATAL and KafkaError(code).str() in error.str())  # noqa: SLF001
 
 
-def undisturbed(call: Callable[[], T]) -> T:
-    """Run `call` in a separate thread and wait for it, since Python raises KeyboardInterrupt in the main thread only.
-
-    Some C functions of confluent-kafka run Python code (they import a class, or read an attribute) or check for signals
-    where nothing can be raised (in a destructor). They turn a KeyboardInterrupt that arrives meanwhile into an ImportError,
-    a TypeError, or a SystemError at some later call. Here the interrupt arrives while the main thread waits, and is raised.
-
-    Uses `_thread`, since `threading.Thread.start` and `concurrent.futures` wait in Python code, where an interrupt surfaces
-    as "cannot release un-acquired lock".
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return call()
-    results: list[T] = []
-    errors: list[BaseException] = []
-    running = _thread.allocate_lock()
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:  # noqa: BLE001  (raised again in the waiting thread)
-            errors.append(error)
-        finally:
-            running.release()
-
-    running.acquire()
-    _thread.start_new_thread(run, ())
-    running.acquire()
-    if errors:
-        raise errors.pop()
-    return results.pop()
-
-
 class OwnLines:
-    """What a client logs, with the fields that say what the client is for (`dualwrite.logs`).
+    """What a client logs, with the fields that say what the client is for (`observability.logs`).
 
     Of warnings and errors, the first of each kind and thread of librdkafka is logged, then one in a minute, with the number of
     those left out. They are logged as warnings: librdkafka goes on after what it calls errors, and what does fail raises one of

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from queue import SimpleQueue
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, ThrottleEvent, TopicPartition
 from confluent_kafka.cimpl import Producer  # the package's one may be auto-instrumented, and add headers a second time
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import (
+    BrokerAuthorizationError,
     BrokerError,
     ConfigurationError,
     DeliveryError,
@@ -27,11 +29,20 @@ from dualwrite.errors import (
     TransactionTimeoutError,
     UsageError,
 )
-from dualwrite.kafka.base import GroupMetadata, Headers, SentOffsets
+from dualwrite.kafka.base import GivenMessage, GroupMetadata, SentOffsets
+from dualwrite.kafka.client.broker_connection import PRODUCE_QUOTA
+from dualwrite.kafka.client.brokers import REFUSAL_LIMIT, check_not_refused
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.time_budget import (
+    DEFAULT_TRANSACTION_TIMEOUT_MS,
+    TimeBudget,
+    chosen_timeout_ms,
+    judged,
+    transaction_timeout_ms,
+)
 from dualwrite.kafka.librdkafka.delivery_reports import DeliveryReports
-from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, is_retriable, kafka_error, undisturbed, with_own_lines
+from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, is_retriable, kafka_error, with_own_lines
 from dualwrite.kafka.librdkafka.topic_admin import wait_for_topic
 from dualwrite.kafka.messages import (
     MAX_PARTITION,
@@ -41,31 +52,39 @@ from dualwrite.kafka.messages import (
     check_number,
     check_topic,
     header_list,
-    keyed,
 )
-from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, TimeBudget, chosen_timeout_ms, transaction_timeout_ms
-from dualwrite.logs import SubjectLogger
-from dualwrite.outages import DELIVERY, REQUEST, kafka_at
+from dualwrite.kafka.sending import Sending
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.outages import DELIVERY, REQUEST, SideCall, kafka_at
 from dualwrite.state import ConsumedOffset, Delivery, PreparedTxnState, TransactionDescription, TransactionStatus
 
 log = SubjectLogger(__name__)
 
 _POLL: Final = 0.1
-_LEAST_TIME: Final = 0.001  # some of librdkafka's calls read 0 as "no limit"
+_MIN_SECONDS: Final = 0.001  # some of librdkafka's calls read 0 as "no limit"
 _REASON_WAIT: Final = 1.0
-_DROPPED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001  (public)
-_OURS: Final = ("transactional.id", "transaction.timeout.ms", "acks", "request.required.acks", "enable.idempotence")
+_STEP: Final = 2.0  # seconds after which a call is interrupted, and continued, to see whether the brokers refuse this client
+_FIRST_LOOK_SECONDS: Final = 0.5  # the same for what is not acknowledged: with a journal it is given up after 1.5 s
+_WITHOUT_REASON: Final = frozenset(
+    {
+        *(KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT),  # noqa: SLF001  (public)
+        *(KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD),  # noqa: SLF001  (public)
+    }
+)
+"""What is reported of a message instead of why its batch was refused, such as INVALID_TIMESTAMP."""
+_NO_TIMES: Final = (MAX_TIMESTAMP, 0)
 
 
 def check_settings(config: KafkaConfig) -> None:
     """Check that librdkafka accepts the settings, as `open_producer` does; opens no connection."""
     timeout_ms = chosen_timeout_ms(config) or DEFAULT_TRANSACTION_TIMEOUT_MS
-    only_reference = [open_producer(config, "dualwrite-check", timeout_ms)]
-    undisturbed(only_reference.clear)
+    open_producer(config, "dualwrite-check", timeout_ms, SimpleQueue[ThrottleEvent]().put)
 
 
-def open_producer(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: int) -> Producer:
-    """A producer of librdkafka, which opens its connections in its own threads.
+def open_producer(
+    config: KafkaConfig, kafka_transactional_id: str, timeout_ms: int, throttled: Callable[[ThrottleEvent], object]
+) -> Producer:
+    """A producer of librdkafka, which opens its connections in its own threads, and reports a broker that throttles in `poll`.
 
     Raises:
         ConfigurationError: librdkafka does not know a setting, or rejects its value.
@@ -73,8 +92,9 @@ def open_producer(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: 
     settings: Mapping[str, Any] = {
         "client.id": config.client_id,
         "socket.keepalive.enable": True,  # with its default (off), a peer that vanished goes unnoticed for minutes
+        "throttle_cb": throttled,
         "linger.ms": 0,  # the default of 5 ms only delays prepare; under load, messages are batched while others are in flight
-        **{name: value for name, value in config.properties.items() if name not in _OURS},
+        **config.properties,
         "bootstrap.servers": config.servers,
         "transactional.id": kafka_transactional_id,
         "transaction.timeout.ms": timeout_ms,
@@ -82,7 +102,7 @@ def open_producer(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: 
         "acks": "all",
     }
     try:
-        return undisturbed(lambda: Producer(with_own_lines(settings, kafka_transactional_id=kafka_transactional_id)))
+        return Producer(with_own_lines(settings, kafka_transactional_id=kafka_transactional_id))
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ConfigurationError(
@@ -90,7 +110,7 @@ def open_producer(config: KafkaConfig, kafka_transactional_id: str, timeout_ms: 
         ) from error
 
 
-class LibrdkafkaProducer:
+class LibrdkafkaProducer(Sending):
     """One session of librdkafka for one Kafka transactional id; see TransactionalProducer for the contract.
 
     Args:
@@ -99,6 +119,8 @@ class LibrdkafkaProducer:
             can't be made conditional.
         coordinator: For DescribeTransactions at prepare.
         delivery_timeout: Seconds that sending one message may block when the queue is full.
+        throttled_timeout: Seconds that a wait for acknowledgements may take if a quota is the reason, even if its own limit is
+            shorter; None: not longer.
     """
 
     _producer: Producer
@@ -110,17 +132,21 @@ class LibrdkafkaProducer:
         coordinator: WireTransactionCoordinator,
         *,
         delivery_timeout: float = 60.0,
+        throttled_timeout: float | None = None,
     ) -> None:
         self._id = kafka_transactional_id
         self._coordinator = coordinator
         self._delivery_timeout = delivery_timeout
+        self._throttled_timeout = throttled_timeout or 0.0
         self._config = config
         self._kafka = kafka_at(config.servers)
+        self._throttled: SimpleQueue[ThrottleEvent] = SimpleQueue()
         self._reports = DeliveryReports()  # for every topic that was looked up
         self._delivery: Delivery | None = None
         self._is_closed = self._must_be_replaced = False
         self._previous_start_ms: int | None = None
         self._failure: BrokerError | None = None
+        self._times = _NO_TIMES  # the first and the last of the transaction's messages
         self._offsets = SentOffsets()
         self._budget = TimeBudget(None)
 
@@ -156,7 +182,7 @@ class LibrdkafkaProducer:
         if "_producer" not in vars(self):
             timeout_ms = transaction_timeout_ms(self._config, self._coordinator, timeout=deadline)
             self._budget = TimeBudget(timeout_ms / 1000)
-            self._producer = open_producer(self._config, self._id, timeout_ms)
+            self._producer = open_producer(self._config, self._id, timeout_ms, self._throttled.put)
         self._until_done(self._producer.init_transactions, "init_transactions", deadline)
 
     def begin_transaction(self) -> None:
@@ -170,6 +196,7 @@ class LibrdkafkaProducer:
         self._reports.begin()
         self._delivery = None
         self._failure = None
+        self._times = _NO_TIMES
         self._budget.reset()
         self._offsets.clear()
         try:
@@ -178,24 +205,21 @@ class LibrdkafkaProducer:
             self._must_be_replaced = True
             raise broker_error(error, self._id, "begin_transaction") from error
 
-    def send(
-        self,
-        topic: str,
-        value: bytes | str | None,
-        *,
-        key: bytes | str | None = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        """Queue one message; librdkafka sends it in the background."""
+    def send_messages(self, messages: Iterable[GivenMessage]) -> None:
+        """Queue messages, one by one; librdkafka sends them in the background."""
+        now = time.time_ns() // 1_000_000
+        for message in messages:
+            self._send(message, now)
+
+    def _send(self, given: GivenMessage, now: int) -> None:
+        topic, value, key, headers, partition, timestamp = given
         message: dict[str, Any] = {"value": as_bytes("value", value), "key": as_bytes("key", key)}
         if headers is not None:
             message["headers"] = header_list(headers)
         if partition is not None:
             message["partition"] = check_number("partition", partition, MAX_PARTITION)
-        if timestamp is not None:
-            message["timestamp"] = _timestamp(timestamp)
+        message["timestamp"] = created = now if timestamp is None else _timestamp(timestamp)
+        self._times = min(self._times[0], created), max(self._times[1], created)
         deadline: Deadline | None = None  # set only when waiting is necessary
         if not isinstance(topic, str) or topic not in self._reports:
             deadline = Deadline(self._delivery_timeout)
@@ -227,21 +251,6 @@ class LibrdkafkaProducer:
         self._reports.count(topic)
         self._poll(0)
 
-    def send_many(
-        self,
-        topic: str,
-        values: Iterable[bytes | str | None],
-        *,
-        keys: Iterable[bytes | str | None] | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        """Queue messages, one by one."""
-        now = time.time_ns() // 1_000_000 if timestamp is None else timestamp
-        pairs = ((None, value) for value in values) if keys is None else keyed(keys, values)
-        for key, value in pairs:
-            self.send(topic, value, key=key, partition=partition, timestamp=now)
-
     def send_offsets_to_transaction(self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
         """Make a consumer's positions part of the transaction (KIP-447)."""
         listed = list(offsets)
@@ -260,22 +269,24 @@ class LibrdkafkaProducer:
         """Flush, count the acknowledgements, and check with the coordinator that the transaction is ongoing and ours."""
         if not self._has_content:
             return None
-        with self._kafka.call(DELIVERY):
-            return self._prepared(Deadline(timeout), timeout)
+        with self._kafka.call(DELIVERY) as call:
+            return self._prepared(call, Deadline(timeout))
 
-    def _prepared(self, deadline: Deadline, timeout: float) -> PreparedTxnState:
-        waiting = self._deliver(deadline)
+    def _prepared(self, call: SideCall, deadline: Deadline) -> PreparedTxnState:
+        if_throttled = Deadline(self._throttled_timeout)
+        waiting = self._deliver(lambda: call.limit(deadline, if_throttled).left)
         self._raise_failure()
         sent, acknowledged = self._reports.sent, self._reports.acknowledged
         if waiting or acknowledged != sent:
+            seconds = call.limit(deadline, if_throttled).seconds
             raise self._failed(
                 DeliveryError(
-                    f"{sent - acknowledged} of {sent} messages were not acknowledged within {timeout:g} s.",
+                    f"{sent - acknowledged} of {sent} messages were not acknowledged within {seconds:g} s.",
                     cause="the broker accepts messages too slowly, or not at all",
                     transactional_id=self._id,
                 )
             )
-        found = self._described(deadline)
+        found = self._described(call.limit(deadline, if_throttled))
         self.check_time_left()
         self._previous_start_ms = found.start_time_ms
         self._delivery = Delivery.of(self._reports.places(found.partitions), self._offsets)
@@ -293,11 +304,6 @@ class LibrdkafkaProducer:
         except TransactionTimeoutError as error:
             raise self._failed(error) from None
 
-    @property
-    def time_reserve(self) -> float:
-        """Seconds of the timeout reserved for committing the database and Kafka."""
-        return self._budget.reserve
-
     def commit_transaction(self, *, timeout: float) -> None:
         """EndTxn by librdkafka; after an error that it calls retriable it is retried, and the session must be replaced."""
         just_written = self._budget.just_started
@@ -310,7 +316,7 @@ class LibrdkafkaProducer:
         in state Empty, and destroys the evidence of the last committed transaction (rule F7).
         """
         deadline = Deadline(timeout)
-        waiting = self._deliver(deadline)
+        waiting = self._deliver(lambda: deadline.left)
         self._raise_failure()
         if waiting:
             raise self._failed(
@@ -321,16 +327,14 @@ class LibrdkafkaProducer:
     def close(self) -> None:
         """Drop queued messages and stop librdkafka's threads; no transaction is ended."""
         self._is_closed = self._must_be_replaced = True
-        last_reference: list[Producer] = [vars(self).pop("_producer")] if "_producer" in vars(self) else []
+        producer: Producer | None = vars(self).pop("_producer", None)
+        if producer is None:
+            return
         try:
-            for producer in last_reference:
-                producer.purge(in_queue=True, in_flight=True, blocking=False)
-                producer.poll(0)
-                del producer
+            producer.purge(in_queue=True, in_flight=True, blocking=False)
+            producer.poll(0)
         except KafkaException as error:
             log.debug("purging the queue: %s", error, kafka_transactional_id=self._id)
-        finally:
-            undisturbed(last_reference.clear)
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
@@ -360,18 +364,32 @@ class LibrdkafkaProducer:
         return found
 
     def _list_topics(self, topic: str, timeout: float) -> Any:
-        return self._producer.list_topics(topic, timeout)
+        try:
+            return self._producer.list_topics(topic, timeout)
+        except KafkaException:
+            check_not_refused(self._config, REFUSAL_LIMIT)
+            raise
 
-    def _deliver(self, deadline: Deadline) -> int:
-        """Wait until every message has its report; returns the number of those without one at the deadline.
+    def _deliver(self, seconds_left: Callable[[], float]) -> int:
+        """Wait until every message has its report; returns the number of those without one when no time is left.
 
         confluent-kafka's flush() is not used: when librdkafka reports a fatal error (fencing), flush() continues to serve
         delivery reports with that exception set, which raises a SystemError, or something that no `except` clause catches.
         poll() stops there.
         """
-        while (waiting := len(self._producer)) and (left := deadline.left) > 0:
+        look_at = time.monotonic() + _FIRST_LOOK_SECONDS
+        while (waiting := len(self._producer)) and (left := seconds_left()) > 0:
             self._poll(min(left, _POLL))
+            if time.monotonic() >= look_at:
+                self._check_not_refused(seconds_left())
+                look_at = time.monotonic() + _STEP
         return waiting
+
+    def _check_not_refused(self, seconds_left: float) -> None:
+        try:
+            check_not_refused(self._config, min(seconds_left, REFUSAL_LIMIT))
+        except BrokerAuthorizationError as error:
+            raise self._failed(error) from None
 
     def _poll(self, timeout: float) -> None:
         """Serve delivery reports; raise a fatal error as a BrokerError."""
@@ -383,14 +401,18 @@ class LibrdkafkaProducer:
             self._read_reports()
 
     def _read_reports(self) -> None:
+        while not self._throttled.empty():
+            self._kafka.throttled(self._throttled.get_nowait().throttle_time, f"{PRODUCE_QUOTA} of {self._config.client}")
         for topic, error in self._reports.failures():
             if self._failure is None:
-                dropped = error.code() in _DROPPED
-                reason = self._reason_of_dropping() if dropped else None
-                self._failed(reason or broker_error(error, self._id, f"delivery to topic {topic!r}"))
+                reason = self._reason_of_dropping() if error.code() in _WITHOUT_REASON else None
+                refused = reason or broker_error(error, self._id, f"delivery to topic {topic!r}")
+                if refused.name == "INVALID_TIMESTAMP":
+                    refused = judged(self._budget, self._coordinator, refused, self._times)
+                self._failed(refused)
 
     def _reason_of_dropping(self) -> BrokerError | None:
-        """Why librdkafka has dropped the messages of the transaction, if it says so.
+        """Why librdkafka has dropped the messages of the transaction, or a broker has refused them, if it says so.
 
         After an error that only an abort ends, librdkafka drops them all, and answers every other call about transactions with
         that error; `begin_transaction` has no effect in the middle of a transaction.
@@ -436,19 +458,25 @@ class LibrdkafkaProducer:
             except BaseException:
                 self._must_be_replaced = True
                 raise
-        self._until_done(call, what, deadline)
+        self._until_done(call, what, deadline, ends=True)
 
-    def _until_done(self, call: Callable[[float], None], what: str, deadline: Deadline) -> None:
-        """Call, and retry within the deadline while librdkafka calls the error retriable."""
+    def _until_done(self, call: Callable[[float], None], what: str, deadline: Deadline, *, ends: bool = False) -> None:
+        """Call, and retry within the deadline while librdkafka calls the error retriable, as it does that `_STEP` has passed.
+
+        `ends`: it ends the transaction, so that a second request for that may be on its way after any error.
+        """
         with self._kafka.call(REQUEST) as waiting:
             while True:
                 try:
-                    call(max(deadline.left, _LEAST_TIME))
+                    call(max(min(deadline.left, _STEP), _MIN_SECONDS))
                 except KafkaException as error:
                     waiting.error = error
-                    self._must_be_replaced = True
+                    is_step = error.args[0].code() == KafkaError._TIMED_OUT and not deadline.expired  # noqa: SLF001  (public)
+                    self._must_be_replaced = self._must_be_replaced or ends or not is_step
                     if not is_retriable(error) or deadline.expired:
                         raise broker_error(error, self._id, what) from error
+                    if is_step:
+                        self._check_not_refused(deadline.left)
                     deadline.sleep(_POLL)
                 else:
                     return

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from dualwrite.deadline import Deadline
+from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import BrokerError, BrokerUnavailableError
-from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, is_retriable, kafka_error, undisturbed, with_own_lines
+from dualwrite.kafka.client.brokers import check_not_refused
+from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, is_retriable, kafka_error, with_own_lines
 
 _DEFAULTS: Final = {
     "topic.metadata.refresh.interval.ms": 1000,
@@ -23,16 +23,20 @@ _DROPPED: Final = KafkaError._DESTROY_BROKER  # noqa: SLF001  librdkafka has jus
 _FENCED: Final = "fenced"
 _PAUSE: Final = 0.1
 _CREATION_WAIT: Final = 5.0  # a broker that creates topics automatically returns "unknown" meanwhile
-_LEAST_TIME: Final = 0.001
+_MIN_SECONDS: Final = 0.001
 
 
-def admin_client(settings: Mapping[str, Any]) -> AdminClient:
+def admin_client(settings: Mapping[str, Any], timeout: Limit) -> AdminClient:
     """confluent-kafka's AdminClient, which notices a new controller, and passes on what librdkafka logs when it is polled.
 
     While no broker is alive, which may be for a moment after a start or on a busy machine, a cluster has no controller.
     librdkafka then waits for one, but asks for it only when it refreshes its metadata: by default every five minutes, so that
     the request times out first.
+
+    Raises:
+        BrokerAuthorizationError: The brokers refuse this client: known within the timeout, unless no broker answers.
     """
+    check_not_refused(settings, timeout)
     return AdminClient(with_own_lines({**_DEFAULTS, **settings}))
 
 
@@ -48,12 +52,13 @@ def create_topic(
     """Create a topic, once the cluster has a controller and brokers that are alive.
 
     Raises:
+        BrokerAuthorizationError: The brokers refuse this client, or it may not create the topic.
         BrokerUnavailableError: The cluster was not ready within the time limit, in seconds.
         BrokerError: The topic was refused, or exists already.
     """
     deadline = Deadline(timeout)
     topic = NewTopic(name, partitions, replicas, config=dict(config or {}))
-    admin = admin_client(settings)  # must live until the response arrives
+    admin = admin_client(settings, deadline)  # must live until the response arrives
     may_exist = False
     while True:
         try:
@@ -77,7 +82,7 @@ def delete_topic(settings: Mapping[str, Any], name: str, *, timeout: float = 60.
     Raises:
         BrokerError: It was not deleted, or that is unknown.
     """
-    admin = admin_client(settings)
+    admin = admin_client(settings, timeout)
     try:
         admin.delete_topics([name], request_timeout=timeout)[name].result()
     except KafkaException as error:
@@ -115,9 +120,8 @@ def wait_for_topic(
     problem: KafkaError | None = None
     while True:
         try:
-            wait = max(min(deadline.left, _CREATION_WAIT), _LEAST_TIME)
-            known = undisturbed(partial(list_topics, topic, wait))
-            found = known.topics.get(topic)
+            wait = max(min(deadline.left, _CREATION_WAIT), _MIN_SECONDS)
+            found = list_topics(topic, wait).topics.get(topic)
         except KafkaException as error:
             failed = broker_error(problem or error, kafka_transactional_id, f"lookup of topic {topic!r}")
             if deadline.expired or not isinstance(failed, BrokerUnavailableError):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from time import time_ns
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError, MessageTooLargeError
@@ -20,11 +19,14 @@ from dualwrite.kafka.native.records import (
     Record,
     encoded_headers,
 )
+from dualwrite.kafka.native.retry_policy import Patience
 from dualwrite.kafka.native.sender import Sender, Whole
 from dualwrite.state import Place
 
 if TYPE_CHECKING:
     from dualwrite.kafka.native.arrow_records import RecordColumns  # needs pyarrow
+
+_NO_TOPIC: Final = object()
 
 WORTHWHILE_BYTES = 64 * 1024  # not Final: compiled code would not see that a test changes it
 """Minimum per partition: in smaller calls, messages are added one by one, to batches that later calls continue to fill."""
@@ -66,57 +68,65 @@ class RecordAccumulator:
         """Whether the transaction has no messages."""
         return not self._topics
 
-    def append(  # noqa: C901  (the hot path: a call of a part would cost as much as the part)
-        self,
-        topic: Any,
-        key: Any,
-        value: Any,
-        headers: Any,
-        partition: Any,
-        timestamp: Any,
-        limit: float | Deadline,
-    ) -> None:
-        """Check and add one message; if the buffer is full or the topic not yet known, wait at most for `limit`.
+    def add(self, messages: Iterable[Any], now_ms: int, limit: float | Deadline) -> None:  # noqa: C901, PLR0912  (the hot path: a call would cost as much as a part)
+        """Check and add messages; if the buffer is full or a topic not yet known, wait at most for `limit`.
+
+        No user code may run in `messages`: it might add messages itself. If a message is invalid, those before it were added.
+
+        Args:
+            messages: Messages as somebody has given them.
+            now_ms: The time of those without one, in milliseconds since 1970.
+            limit: A number of seconds is a limit of `Patience`, which begins with the first wait.
 
         Raises:
-            InvalidMessageError: A part of the message has a wrong type or is out of range; nothing was added.
-            UnknownTopicError: The topic or the partition does not exist; nothing was added.
-            MessageTooLargeError: The message exceeds `message.max.bytes`; nothing was added.
+            InvalidMessageError: A part of the message has a wrong type or is out of range.
+            UnknownTopicError: The topic or the partition does not exist.
+            MessageTooLargeError: The message exceeds `message.max.bytes`.
             BrokerError: The transaction has failed; see `Sender`.
         """
-        key_bytes: bytes | None = key if key is None or type(key) is bytes else as_bytes("key", key)
-        content: bytes | None = value if type(value) is bytes else as_bytes("value", value)
-        if headers is None:
-            encoded, size = NO_HEADERS, RECORD_OVERHEAD
-        else:
-            encoded = encoded_headers(headers)
-            size = WITHOUT_HEADERS + len(encoded)
-        if timestamp is None:
-            timestamp = time_ns() // 1_000_000
-        elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
-            check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
-        if key_bytes is not None:
-            size += len(key_bytes)
-        if content is not None:
-            size += len(content)
+        opened: TopicPartitions
+        opened_topic: Any = _NO_TOPIC
+        partitioner, largest = self._partitioner, self._batch_bytes
         try:
-            opened = self._topics.get(topic) if type(topic) is str else None
-            if opened is None:
-                limit = Deadline.of(limit)
-                opened = self._opened(topic, partition, limit)
-            target = opened.sticky if key_bytes is None and partition is None and self._is_sticky else None
-            if target is None:
-                target = opened.target(key_bytes, partition)
-            builder = target.builder
-            if builder.size + size > self._batch_bytes:
-                self._check_size(topic, size)
-                limit = Deadline.of(limit)
-                builder = self._with_room(opened, target, key_bytes, partition, size, limit).builder
-            builder.records.append((key_bytes, content, encoded, timestamp))
-            builder.size += size
-            self._filling += size
+            for topic, value, key, headers, partition, timestamp in messages:
+                content: bytes | None = value if type(value) is bytes else as_bytes("value", value)
+                key_bytes: bytes | None = key if key is None or type(key) is bytes else as_bytes("key", key)
+                if headers is None:
+                    encoded, size = NO_HEADERS, RECORD_OVERHEAD
+                else:
+                    encoded = encoded_headers(headers)
+                    size = WITHOUT_HEADERS + len(encoded)
+                if content is not None:
+                    size += len(content)
+                if key_bytes is not None:
+                    size += len(key_bytes)
+                if timestamp is None:
+                    timestamp = now_ms  # noqa: PLW2901  (the hot path, as above)
+                elif type(timestamp) is not int or not 0 <= timestamp <= MAX_TIMESTAMP:
+                    check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
+                if topic is not opened_topic:
+                    known = self._topics.get(topic) if type(topic) is str else None
+                    if known is None:
+                        limit = self._started(limit)
+                        known = self._opened(topic, partition, limit)
+                    opened, opened_topic = known, topic
+                if partition is not None:
+                    target = opened.target(key_bytes, partition)
+                elif key is None and self._is_sticky:
+                    target = opened.sticky or opened.target(None, None)
+                else:
+                    index = partitioner(key_bytes, len(opened.partitions))
+                    target = (opened.sticky if index is None else opened.partitions[index]) or opened.target(key_bytes, None)
+                builder = target.builder
+                if builder.size + size > largest:
+                    self._check_size(topic, size)
+                    limit = self._started(limit)
+                    builder = self._with_room(opened, target, key_bytes, partition, size, limit).builder
+                builder.records.append((key_bytes, content, encoded, timestamp))
+                builder.size += size
+                self._filling += size
             if self._filling > self._room:
-                self._make_room(Deadline.of(limit))
+                self._make_room(self._started(limit))
         except DualWriteError:
             raise
         except BaseException:  # as `Whole`, which costs more
@@ -124,13 +134,7 @@ class RecordAccumulator:
             raise
 
     def extend(self, topic: Any, values: list[Any], partition: Any, timestamp_ms: int, deadline: Deadline) -> None:
-        """Add messages without a key, as repeated calls of `append` would, at half the cost.
-
-        If a value is invalid, it is unspecified how many of the messages before it were added. Takes a list, so that no user
-        code runs meanwhile, which might send messages itself.
-
-        Raises: as `append`.
-        """
+        """As `add`, for messages of one topic that have nothing but a value, at half the cost."""
         target: Partition | None = None
         records: list[Record] = []
         largest = size = self._batch_bytes
@@ -155,49 +159,10 @@ class RecordAccumulator:
             if self._filling > self._room:
                 self._make_room(deadline)
 
-    def extend_keyed(
-        self, topic: Any, pairs: list[tuple[Any, Any]], partition: Any, timestamp_ms: int, deadline: Deadline
-    ) -> None:
-        """As `extend`, for messages with keys."""
-        with Whole(self._sender):
-            opened = self._opened(topic, partition, deadline)
-            partitions, partitioner, largest = opened.partitions, self._partitioner, self._batch_bytes
-            count = len(partitions)
-            fixed = None if partition is None else opened.target(None, partition)
-            added = 0
-            try:
-                for key, value in pairs:
-                    key_bytes: bytes | None = key if type(key) is bytes else as_bytes("key", key)
-                    content: bytes | None = value if type(value) is bytes else as_bytes("value", value)
-                    size = RECORD_OVERHEAD
-                    if content is not None:
-                        size += len(content)
-                    if key_bytes is not None:
-                        size += len(key_bytes)
-                    target = fixed
-                    if target is None:
-                        index = partitioner(key_bytes, count)
-                        target = opened.sticky if index is None else partitions[index]
-                        if target is None:
-                            target = opened.target(key_bytes, None)
-                    builder = target.builder
-                    if builder.size + size > largest:
-                        self._filling += added
-                        added = 0
-                        self._check_size(topic, size)
-                        builder = self._with_room(opened, target, key_bytes, partition, size, deadline).builder
-                    builder.records.append((key_bytes, content, NO_HEADERS, timestamp_ms))
-                    builder.size += size
-                    added += size
-            finally:
-                self._filling += added
-            if self._filling > self._room:
-                self._make_room(deadline)
-
     def extend_columns(self, topic: Any, columns: RecordColumns, partition: Any, timestamp_ms: int, deadline: Deadline) -> bool:
-        """As `extend` and `extend_keyed`, from columns; returns False, and adds nothing, if messages must be added one by one.
+        """As `add`, from Arrow columns; returns False, and adds nothing, if messages must be added one by one.
 
-        That is the case if a message exceeds the batch size or `message.max.bytes` (for which `append` raises the error), if a
+        That is the case if a message exceeds the batch size or `message.max.bytes` (for which `add` raises the error), if a
         key does not determine a partition, or if the batches would be small, since each call makes its own batches.
         """
         opened = self._opened(topic, partition, deadline)
@@ -270,6 +235,9 @@ class RecordAccumulator:
     def _set_size(self, target: Partition, size: int) -> None:
         self._filling += size - target.builder.size
         target.builder.size = size
+
+    def _started(self, limit: float | Deadline) -> Deadline:
+        return limit if isinstance(limit, Deadline) else Patience(limit, lambda: self._sender.stored)
 
     def _opened(self, topic: Any, partition: Any, deadline: Deadline) -> TopicPartitions:
         found = self._topics.get(topic) if isinstance(topic, str) else None

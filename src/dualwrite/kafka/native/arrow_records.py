@@ -17,7 +17,7 @@ from dualwrite.kafka.native.records import NO_HEADERS, NULL, RECORD_OVERHEAD, SI
 _VARINTS: Final = pa.array(SIGNED, pa.binary())
 _VARINT_SIZES: Final = np.array([len(encoded) for encoded in SIGNED], np.int32)
 _ATTRIBUTES_AND_TIME: Final = b"\0\0"  # no attributes; all records have the batch's first timestamp
-_LONGEST: Final = SMALL - RECORD_OVERHEAD
+_MAX_RECORD_BYTES: Final = SMALL - RECORD_OVERHEAD
 
 
 class RecordColumns:
@@ -42,7 +42,7 @@ class RecordColumns:
         if keys is not None:
             sizes += _lengths(keys)
         columns = cls(values, keys, sizes)
-        return columns if columns.longest < _LONGEST else None
+        return columns if columns.longest < _MAX_RECORD_BYTES else None
 
     def __len__(self) -> int:
         return len(self._values)

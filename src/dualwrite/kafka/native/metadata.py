@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import BrokerUnavailableError
+from dualwrite.errors import BrokerUnavailableError, DeliveryError
 from dualwrite.kafka.client.broker_connection import ConnectionLostError
 from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import Address
-from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
-from dualwrite.logs import SubjectLogger
-from dualwrite.outages import DELIVERY, kafka_at
+from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Reaction, failure, reaction_to
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.outages import DELIVERY, kafka_at
 
 log = SubjectLogger(__name__)
 
@@ -62,11 +62,11 @@ class Topics:
                     if deadline.expired and code:  # the response before the limit cut off the last request
                         raise failure(code, f"lookup of topic {topic!r}", self._id) from error
                     if deadline.expired:
-                        raise failure(NO_RESPONSE, f"lookup of topic {topic!r}", self._id, message=str(error)) from error
+                        raise failure(NO_RESPONSE, f"lookup of topic {topic!r}", self._id, message=f"{error}") from error
                 else:
                     if not code:
                         return self._layouts[topic]
-                    if verdict_on(code) is Verdict.FAILED or creation_deadline.expired:
+                    if reaction_to(code) is Reaction.FAILED or creation_deadline.expired:
                         raise failure(code, f"lookup of topic {topic!r}", self._id)
                 deadline.sleep(_PAUSE)
 
@@ -76,6 +76,21 @@ class Topics:
         if known is None or topic in self._stale or partition >= len(known.leaders):
             return None
         return known.leaders[partition]
+
+    def check_exists(self, topic: str, partition: int) -> None:
+        """Check that the newest layout of a topic still has a partition that an older one had.
+
+        Raises:
+            DeliveryError: It has not. The next transaction uses the new layout, in which keys belong to other partitions.
+        """
+        known = self._layouts.get(topic)
+        if known is not None and topic not in self._stale and partition >= len(known.leaders):
+            raise DeliveryError(
+                f"Topic {topic!r} has no partition {partition} any more; it has {len(known.leaders)} partitions.",
+                transactional_id=self._id,
+                cause="the topic was deleted, and made anew with fewer partitions",
+                next_step="run the whole transaction again: keys are spread over the partitions that it has now",
+            )
 
     def invalidate(self, topic: str) -> None:
         """A leader has moved or does not respond: look up the topic before anything more is sent to it."""
@@ -98,7 +113,7 @@ class Topics:
             self._stale |= topics
             return
         for topic, code in codes.items():
-            if code and verdict_on(code) is Verdict.FAILED:
+            if code and reaction_to(code) is Reaction.FAILED:
                 raise failure(code, f"lookup of topic {topic!r}", self._id)
 
     def _look_up(self, topics: set[str], deadline: Deadline) -> dict[str, int]:

@@ -7,13 +7,16 @@ of this producer can affect another producer's transaction. The unconditional In
 
 from __future__ import annotations
 
-import os
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sized
 from enum import Enum
+from functools import partial
+from time import time_ns
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from dualwrite import process
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import (
     BrokerError,
@@ -24,23 +27,25 @@ from dualwrite.errors import (
     UsageError,
 )
 from dualwrite.kafka.base import (
+    EndingTransaction,
+    GivenMessage,
     GroupMetadata,
     Headers,
     InitProducerIdResult,
-    Message,
     NewProducerId,
     SentOffsets,
 )
 from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import RequestedCommit, WireTransactionCoordinator
-from dualwrite.kafka.messages import MAX_TIMESTAMP, TIMESTAMP, check_number, keyed, not_as_many_keys
+from dualwrite.kafka.client.time_budget import NO_TIMEOUT_MS, TimeBudget, judged
+from dualwrite.kafka.messages import MAX_TIMESTAMP, TIMESTAMP, Columns, check_number
 from dualwrite.kafka.native.accumulator import RecordAccumulator
 from dualwrite.kafka.native.native_settings import NativeSettings
 from dualwrite.kafka.native.registration import Identity, Registrar, commit_offsets
 from dualwrite.kafka.native.retry_policy import MarkerWait, Patience, failure
 from dualwrite.kafka.native.sender import Sender, Whole
-from dualwrite.kafka.time_budget import NO_TIMEOUT_MS, TimeBudget
+from dualwrite.kafka.sending import Sending
 from dualwrite.state import LAST_EPOCH, ConsumedOffset, Delivery, PreparedTxnState
 
 if TYPE_CHECKING:
@@ -62,6 +67,7 @@ class ProducerState(Enum):
     __hash__ = object.__hash__  # Enum's is a Python function, called for each of a transaction's checks
 
 
+_IN_TRANSACTION: Final = ProducerState.IN_TRANSACTION  # an attribute of an Enum takes longer to read
 _ACQUIRING: Final = ("init_transactions", "adopt", "create", "close")
 
 ALLOWED: Final = MappingProxyType(
@@ -88,14 +94,10 @@ ALLOWED: Final = MappingProxyType(
 """The methods that each state allows."""
 
 
-_process = [os.getpid()]  # this one: asking the system for each message would cost as much as encoding it
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
-
 _LOST: Final = (ProducerState.UNCERTAIN, ProducerState.ABORTING, ProducerState.FENCED, ProducerState.CLOSED)
 
 
-class NativeProducer:
+class NativeProducer(Sending):
     """A transactional producer for one Kafka transactional id; see TransactionalProducer for the contract.
 
     Args:
@@ -104,6 +106,8 @@ class NativeProducer:
         coordinator: For InitProducerId, EndTxn and DescribeTransactions; None creates one that is closed with the producer.
         two_phase: Whether to use two-phase commit, under which the broker never times out transactions (KIP-939, `enable2Pc`).
         delivery_timeout: Seconds that sending one message may block while the buffer is full or its topic is looked up.
+        throttled_timeout: Seconds that a wait for acknowledgements may take if a quota is the reason, even if its own limit is
+            shorter; None: not longer.
         network: Connections to share, owned by the thread that uses this producer; None opens separate ones.
 
     Raises:
@@ -120,6 +124,7 @@ class NativeProducer:
         *,
         two_phase: bool = False,
         delivery_timeout: float = 60.0,
+        throttled_timeout: float | None = None,
         network: Network | None = None,
     ) -> None:
         if not isinstance(kafka_transactional_id, str) or not kafka_transactional_id:
@@ -137,15 +142,16 @@ class NativeProducer:
         self._coordinator = coordinator = coordinator or WireTransactionCoordinator(config)
         self._owns_network = network is None
         self._network = network or Network(config)
-        self._pid = os.getpid()
-        self._sender = Sender(self._network, settings, kafka_transactional_id)
+        self._pid = process.pid
+        self._budget = TimeBudget(None)
+        judging = partial(judged, self._budget, coordinator)
+        self._sender = Sender(self._network, settings, kafka_transactional_id, judging, throttled_timeout or 0.0)
         self._state = ProducerState.UNINITIALIZED
         self._producer_id = self._epoch = -1
         self._accumulator = RecordAccumulator(self._sender, settings, kafka_transactional_id)
         self._offsets = SentOffsets()
         self._prepared: PreparedTxnState | None = None
         self._delivery: Delivery | None = None
-        self._budget = TimeBudget(None)
         self._markers = MarkerWait(lambda limit: coordinator.describe(kafka_transactional_id, timeout=limit))
         self._registrar = Registrar(config, coordinator, kafka_transactional_id, two_phase=two_phase)
         self._requested: RequestedCommit | None = None
@@ -278,70 +284,64 @@ class NativeProducer:
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Add one message. The first one of a transaction is sent at once, the others when their batch is full."""
-        if self._state is not ProducerState.IN_TRANSACTION or self._pid != _process[0]:
-            self._check_allowed("send")
+        """Add one message, without the call of `send_messages` where that is all that it would do: a tenth of the time."""
+        messages = ((topic, value, key, headers, partition, timestamp),)
+        sender = self._sender
+        if self._state is _IN_TRANSACTION and sender.has_sent and sender.failure is None and self._pid == process.pid:
+            self._accumulator.add(messages, time_ns() // 1_000_000, self._delivery_timeout)
+        else:
+            self.send_messages(messages)
+
+    def send_messages(self, messages: Iterable[GivenMessage]) -> None:
+        """Add messages. Those of a transaction's first call are sent at once, the others when their batch is full."""
+        if self._state is not _IN_TRANSACTION or self._pid != process.pid:
+            self._check_allowed("send_many" if isinstance(messages, Columns) else "send")
         sender = self._sender
         if sender.failure is not None:
             raise sender.failure
-        if sender.has_sent:
-            self._accumulator.append(topic, key, value, headers, partition, timestamp, self._delivery_timeout)
+        now = time_ns() // 1_000_000
+        if sender.has_sent and (type(messages) is tuple or type(messages) is list):
+            self._accumulator.add(messages, now, self._delivery_timeout)
+            return
+        if type(messages) is tuple:  # as of `send`
+            limit = Deadline(self._delivery_timeout)
+            self._adding(partial(self._accumulator.add, messages, now, limit), limit)
+            return
+        patience = Patience(self._delivery_timeout, lambda: sender.stored)
+        if isinstance(messages, Columns):
+            self._send_columns(messages, now, patience)
+            return
+        for chunk in patience.chunks(messages):
+            self._adding(partial(self._accumulator.add, chunk, now, patience), patience)
+
+    def _send_columns(self, columns: Columns, now: int, deadline: Patience) -> None:
+        topic, values, keys, partition = columns.topic, columns.values, columns.keys, columns.partition
+        if columns.timestamp is not None:
+            now = check_number(TIMESTAMP, columns.timestamp, MAX_TIMESTAMP)
+        if isinstance(values, Sized) and not len(values):
+            return
+        if hasattr(values, "to_pylist"):
+            from dualwrite.kafka.native.arrow_records import RecordColumns  # noqa: PLC0415  (needs pyarrow)
+
+            if not self._sender.has_sent:
+                first = Columns(topic, values[:1], keys=None if keys is None else keys[:1], partition=partition)
+                self._adding(partial(self._accumulator.add, list(first), now, deadline), deadline)
+                values, keys = values[1:], None if keys is None else keys[1:]
+            records = RecordColumns.of(values, keys)
+            if records is not None and self._accumulator.extend_columns(topic, records, partition, now, deadline):
+                return
+            columns = Columns(topic, values.to_pylist(), keys=keys, partition=partition)
+        if keys is None:
+            for some in deadline.chunks(columns.values):
+                self._adding(partial(self._accumulator.extend, topic, some, partition, now, deadline), deadline)
         else:
-            self._send_first(topic, key, value, headers, partition, timestamp, Deadline(self._delivery_timeout))
-
-    def send_many(
-        self,
-        topic: str,
-        values: Iterable[bytes | str | None],
-        *,
-        keys: Iterable[bytes | str | None] | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-    ) -> None:
-        """Add many messages; without keys, at half the cost of repeated `send`."""
-        self._check_allowed("send_many")
-        now = _now() if timestamp is None else check_number(TIMESTAMP, timestamp, MAX_TIMESTAMP)
-        self._sender.raise_failure()
-        self._send_many(topic, values, keys, partition, now, self._patience())
-
-    def send_messages(self, messages: Iterable[Message]) -> None:
-        """One Produce request per broker for all of them, unless they fill more than a batch."""
-        self._check_allowed("send")
-        self._sender.raise_failure()
-        deadline = self._patience()
-        is_first = not self._sender.has_sent
-        if is_first:
-            self._begin_sending(deadline)
-        now = _now()
-        append = self._accumulator.append
-        with Whole(self._sender):
-            for topic, value, key, headers, partition, timestamp in messages:
-                append(topic, key, value, headers, partition, now if timestamp is None else timestamp, deadline)
-            if is_first:
-                self._accumulator.push(deadline)
+            for rows in [columns] if columns.are_lists else deadline.chunks(columns):
+                self._adding(partial(self._accumulator.add, rows, now, deadline), deadline)
 
     def send_columns(self, topic: str, values: pa.Array, *, keys: pa.Array | None = None, partition: int | None = None) -> None:
-        """Sends its batches with the call: for thousands of messages; fewer are sent as by `send_many`."""
-        from dualwrite.kafka.native.arrow_records import RecordColumns  # noqa: PLC0415  (needs pyarrow)
-
+        """Add many messages from binary Arrow arrays. Thousands of them are sent with the call, fewer as by `send_many`."""
         self._check_allowed("send_columns")
-        self._sender.raise_failure()
-        if keys is not None and len(keys) != len(values):
-            raise not_as_many_keys(f"{len(keys)} keys for {len(values)} values")
-        now, deadline = _now(), self._patience()
-
-        def send_rows(some: pa.Array, their_keys: pa.Array | None) -> None:
-            key_list = None if their_keys is None else their_keys.to_pylist()
-            self._send_many(topic, some.to_pylist(), key_list, partition, now, deadline)
-
-        if not self._sender.has_sent:
-            send_rows(values[:1], None if keys is None else keys[:1])
-            values, keys = values[1:], None if keys is None else keys[1:]
-        if not len(values):
-            return
-        columns = RecordColumns.of(values, keys)
-        if columns is None or not self._accumulator.extend_columns(topic, columns, partition, now, deadline):
-            send_rows(values, keys)
+        self.send_messages(Columns(topic, values, keys=keys, partition=partition))
 
     def send_offsets_to_transaction(
         self, offsets: Iterable[ConsumedOffset], group: GroupMetadata, *, timeout: float = 60.0
@@ -406,13 +406,8 @@ class NativeProducer:
         if not self._has_content and self._prepared is None:
             return
         self._state = ProducerState.UNCERTAIN
-        self._requested = self._coordinator.request_commit(
-            self._id,
-            producer_id=self._producer_id,
-            epoch=self._epoch,
-            timeout=Deadline(timeout),
-            just_written=self._budget.just_started,
-        )
+        ending = self._ending(commit=True, just_written=self._budget.just_started)
+        self._requested = self._coordinator.request_commit(ending, timeout=Deadline(timeout))
         self._markers.transaction_ended()  # about now, whenever the response is read
 
     def abort_transaction(self, *, timeout: float = 60.0) -> None:
@@ -454,9 +449,9 @@ class NativeProducer:
             UsageError: The producer was created in another process.
             InvalidTransitionError: The state does not allow the call; nothing was changed.
         """
-        if self._pid != _process[0]:
+        if self._pid != process.pid:
             raise UsageError(
-                f"{call}() in process {os.getpid()}, but the producer was created in {self._pid}: it does not survive a fork.",
+                f"{call}() in process {process.pid}, but the producer was created in {self._pid}: it does not survive a fork.",
                 transactional_id=self._id,
                 next_step="create a producer in each process, after the fork, with its own id",
             )
@@ -470,36 +465,20 @@ class NativeProducer:
                 allowed=allowed,
             )
 
-    def _patience(self) -> Patience:
-        return Patience(self._delivery_timeout, lambda: self._sender.stored)
-
     def _begin_sending(self, deadline: Deadline) -> None:
         """Called before anything of the transaction is sent."""
         self._markers.wait(deadline)
         self._budget.start()
 
-    def _send_first(
-        self, topic: Any, key: Any, value: Any, headers: Any, partition: Any, timestamp: Any, deadline: Deadline
-    ) -> None:
-        """Send the transaction's first message at once: it begins the transaction at the broker."""
+    def _adding(self, add: Callable[[], None], deadline: Deadline) -> None:
+        """Add messages, and send the transaction's first ones at once: they begin it at the broker."""
+        if self._sender.has_sent:
+            add()
+            return
         self._begin_sending(deadline)
         with Whole(self._sender):
-            self._accumulator.append(topic, key, value, headers, partition, timestamp, deadline)
+            add()
             self._accumulator.push(deadline)
-
-    def _send_many(
-        self, topic: Any, values: Iterable[Any], keys: Iterable[Any] | None, partition: Any, now: int, deadline: Patience
-    ) -> None:
-        items: Iterable[Any] = values if keys is None else keyed(keys, values)
-        for chunk in deadline.chunks(items, begin_with_one=not self._sender.has_sent):
-            if not self._sender.has_sent:
-                key, value = (None, chunk[0]) if keys is None else chunk[0]
-                self._send_first(topic, key, value, None, partition, now, deadline)
-                del chunk[0]
-            if keys is None:
-                self._accumulator.extend(topic, chunk, partition, now, deadline)
-            else:
-                self._accumulator.extend_keyed(topic, chunk, partition, now, deadline)
 
     def _flush(self, deadline: Deadline) -> None:
         if self._accumulator.is_empty:
@@ -522,14 +501,8 @@ class NativeProducer:
         if commit and requested is not None:
             response = self._coordinator.requested_commit(requested, timeout=deadline)
         if response is None or not response.proven:
-            response = self._coordinator.end_transaction(
-                self._id,
-                producer_id=self._producer_id,
-                epoch=self._epoch,
-                commit=commit,
-                timeout=deadline,
-                just_written=commit and requested is None and self._budget.just_started,
-            )
+            just_written = commit and requested is None and self._budget.just_started
+            (response,) = self._coordinator.end_all([self._ending(commit=commit, just_written=just_written)], timeout=deadline)
             self._markers.transaction_ended()
         if not response.proven:
             error = failure(response.code, "EndTxn", self._id, otherwise=BrokerError)
@@ -541,6 +514,11 @@ class NativeProducer:
         self._prepared = None
         self._state = ProducerState.READY
 
+    def _ending(self, *, commit: bool, just_written: bool) -> EndingTransaction:
+        """What the coordinator is asked for; partitions that were just written to have leaders (rule FB)."""
+        at = time.monotonic() if just_written else -math.inf
+        return EndingTransaction(self._id, self._producer_id, self._epoch, commit, described_at=at)
+
     def _continue_as(self, identity: Identity) -> PreparedTxnState | None:
         """Write under this identity from now on; a prepared transaction of the id must be ended first."""
         self._producer_id, self._epoch = identity.producer_id, identity.epoch
@@ -550,8 +528,3 @@ class NativeProducer:
         self._id_has_changed = False
         self._state = ProducerState.READY if identity.prepared is None else ProducerState.PREPARED
         return identity.prepared
-
-
-def _now() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000

@@ -7,12 +7,12 @@ Producer Guarantees").
 
 from __future__ import annotations
 
-import random
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from dualwrite.deadline import CHANCE
 from dualwrite.errors import UnknownTopicError
 from dualwrite.kafka.client.compression import Compression
 from dualwrite.kafka.messages import MAX_PARTITION, check_number
@@ -21,7 +21,7 @@ from dualwrite.kafka.native.records import BatchBuilder, EncodedRecords, next_se
 from dualwrite.state import Place
 
 
-class Batch:
+class ProduceBatch:
     """Records of one partition that are sent together.
 
     Attributes:
@@ -79,8 +79,8 @@ class Partition:
         self._next_sequence = 0
         self.builder = BatchBuilder()
         self.first_offset: int | None = None
-        self.waiting: deque[Batch] = deque()
-        self.in_flight: list[Batch] = []
+        self.waiting: deque[ProduceBatch] = deque()
+        self.in_flight: list[ProduceBatch] = []
         self.not_before = 0.0
         self.last_code = 0
 
@@ -92,7 +92,7 @@ class Partition:
             return False  # a retry: wait for the responses to everything in flight first
         return len(self.in_flight) < most
 
-    def add(self, records: BatchBuilder | EncodedRecords) -> Batch:
+    def add(self, records: BatchBuilder | EncodedRecords) -> ProduceBatch:
         """Encode a batch; it follows all batches that were encoded before."""
         batch = self._encoded(records, self._next_order, self._next_sequence, records.size)
         self.waiting.append(batch)
@@ -100,14 +100,14 @@ class Partition:
         self._next_sequence = next_sequence(self._next_sequence, batch.count)
         return batch
 
-    def drain(self) -> Batch:
+    def drain(self) -> ProduceBatch:
         """Move the first waiting batch to those in flight, and return it."""
         batch = self.waiting.popleft()
         batch.attempts += 1
         self.in_flight.append(batch)
         return batch
 
-    def stored(self, batch: Batch, base_offset: int) -> None:
+    def stored(self, batch: ProduceBatch, base_offset: int) -> None:
         """Record that the broker has stored a batch at this offset; -1 if it reports none (for a duplicate that is too old)."""
         self.in_flight.remove(batch)
         self.last_code = 0
@@ -119,16 +119,16 @@ class Partition:
         """What the transaction has written here."""
         return Place(self.topic, self.index, self.first_offset, self._next_order)
 
-    def send_again(self, batch: Batch, not_before: float, code: int) -> None:
+    def send_again(self, batch: ProduceBatch, not_before: float, code: int) -> None:
         """Put back a batch that failed with a transient error or got no response, in its old position."""
         self.in_flight.remove(batch)
         self._put_back(batch, not_before, code)
 
-    def is_behind_another(self, batch: Batch) -> bool:
+    def is_behind_another(self, batch: ProduceBatch) -> bool:
         """Whether an earlier batch is not stored yet, which explains an out-of-order sequence error."""
         return any(other.order < batch.order for other in (*self.in_flight, *self.waiting))
 
-    def split(self, batch: Batch, not_before: float, code: int) -> None:
+    def split(self, batch: ProduceBatch, not_before: float, code: int) -> None:
         """Put back a batch that is too large for the topic, as two; records and sequence numbers stay the same."""
         self.in_flight.remove(batch)
         order, sequence, size_left = batch.order, batch.sequence, batch.size
@@ -137,18 +137,18 @@ class Partition:
             self._put_back(self._encoded(builder, order, sequence, size, batch.attempts), not_before, code)
             order, sequence, size_left = order + builder.count, next_sequence(sequence, builder.count), size_left - size
 
-    def _put_back(self, batch: Batch, not_before: float, code: int) -> None:
+    def _put_back(self, batch: ProduceBatch, not_before: float, code: int) -> None:
         insort(self.waiting, batch, key=lambda waiting: waiting.order)
         self.not_before = max(self.not_before, not_before)
         self.last_code = code
 
     def _encoded(
         self, records: BatchBuilder | EncodedRecords, order: int, sequence: int, size: int, attempts: int = 0
-    ) -> Batch:
+    ) -> ProduceBatch:
         data = records.build(
             producer_id=self._producer_id, epoch=self._epoch, base_sequence=sequence, compression=self._compression
         )
-        return Batch(order, sequence, records.count, data, size, attempts)
+        return ProduceBatch(order, sequence, records.count, data, size, attempts)
 
 
 class TopicPartitions:
@@ -198,7 +198,7 @@ class TopicPartitions:
             chosen = self._partitioner(key, len(partitions))
             if chosen is None:
                 if self.sticky is None:
-                    self.sticky = self._created(random.randrange(len(partitions)))  # noqa: S311  (no secret)
+                    self.sticky = self._created(CHANCE.randrange(len(partitions)))
                 return self.sticky
             index = chosen
         return partitions[index] or self._created(index)

@@ -5,13 +5,13 @@ In a topic written by librdkafka, the Java client (`murmur2_random`) or Sarama (
 
 from __future__ import annotations
 
-import random
 import struct
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 from zlib import crc32
 
+from dualwrite.deadline import CHANCE
 from dualwrite.errors import ConfigurationError
 
 Partitioner: TypeAlias = Callable[[bytes | None, int], int | None]
@@ -21,7 +21,7 @@ _WORD: Final = 0xFFFFFFFF
 _POSITIVE: Final = 0x7FFFFFFF
 
 _CACHED_KEYS: Final = 1 << 15
-_LONGEST_CACHED_KEY: Final = 128  # bytes: limits a full cache to a few megabytes
+_MAX_CACHED_KEY_BYTES: Final = 128  # bytes: limits a full cache to a few megabytes
 
 
 def partitioner_by_name(name: Any) -> Partitioner:
@@ -65,7 +65,7 @@ _known_fnv1a: Final = lru_cache(_CACHED_KEYS)(fnv1a)
 
 
 def _random(key: bytes | None, partitions: int) -> int | None:
-    return None if key is None else random.randrange(partitions)  # noqa: S311  (nothing secret)
+    return None if key is None else CHANCE.randrange(partitions)
 
 
 def _consistent(key: bytes | None, partitions: int) -> int:
@@ -78,7 +78,7 @@ def _consistent_random(key: bytes | None, partitions: int) -> int | None:
 
 def _murmur2(key: bytes | None, partitions: int) -> int:
     key = key or b""
-    found = _known_murmur2(key) if len(key) <= _LONGEST_CACHED_KEY else murmur2(key)
+    found = _known_murmur2(key) if len(key) <= _MAX_CACHED_KEY_BYTES else murmur2(key)
     return (found & _POSITIVE) % partitions
 
 
@@ -88,7 +88,7 @@ def _murmur2_random(key: bytes | None, partitions: int) -> int | None:
 
 def _fnv1a(key: bytes | None, partitions: int) -> int:
     key = key or b""
-    return (_known_fnv1a(key) if len(key) <= _LONGEST_CACHED_KEY else fnv1a(key)) % partitions
+    return (_known_fnv1a(key) if len(key) <= _MAX_CACHED_KEY_BYTES else fnv1a(key)) % partitions
 
 
 def _fnv1a_random(key: bytes | None, partitions: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from crc32c import crc32c
 from dualwrite.errors import UsageError
 from dualwrite.kafka.base import Headers
 from dualwrite.kafka.client.compression import NAMES, Compression, compression_by_name
-from dualwrite.kafka.client.record_batches import read_records
+from dualwrite.kafka.client.record_batches import RawRecord, read_records
 from dualwrite.kafka.messages import header_list
 
 
@@ -64,7 +64,7 @@ _NO_ATTRIBUTES: Final = b"\0"
 NULL: Final = signed_varint(-1)  # in place of a length
 NO_HEADERS: Final = signed_varint(0)
 _known_names: Final[dict[str, bytes]] = {}  # names of headers, encoded: producers reuse a few
-_MOST_NAMES: Final = 1 << 10
+_MAX_KNOWN_NAMES: Final = 1 << 10
 _NOTHING: Final = b""
 _join: Final = b"".join
 
@@ -167,9 +167,7 @@ def split(batch: bytes) -> list[BatchBuilder]:
 
     A batch of one record stays whole.
     """
-    attributes, _, first_timestamp, *_, count = _AFTER_CHECKSUM.unpack_from(batch, _UP_TO_CHECKSUM.size)
-    records = compression_by_name(NAMES[attributes & _COMPRESSION_BITS]).decompress(batch[BATCH_OVERHEAD:])
-    read = read_records(records, count, first_timestamp)
+    read = _read(batch)
     sizes = [size_bound(key, value, headers) for key, value, headers, _ in read]
     half = sum(sizes) / 2
     builders = [BatchBuilder()]
@@ -179,6 +177,18 @@ def split(batch: bytes) -> list[BatchBuilder]:
         builders[-1].records.append(record)
         builders[-1].size += size
     return builders
+
+
+def timestamps(batch: bytes, indices: Sequence[int]) -> list[int]:
+    """The timestamps of these records of a batch that `build` made; those of all if there are no indices."""
+    found = [timestamp for *_, timestamp in _read(batch)]
+    return [found[index] for index in indices] or found
+
+
+def _read(batch: bytes) -> list[RawRecord]:
+    attributes, _, first_timestamp, *_, count = _AFTER_CHECKSUM.unpack_from(batch, _UP_TO_CHECKSUM.size)
+    records = compression_by_name(NAMES[attributes & _COMPRESSION_BITS]).decompress(batch[BATCH_OVERHEAD:])
+    return read_records(records, count, first_timestamp)
 
 
 def size_bound(key: bytes | None, value: bytes | None, headers: bytes) -> int:
@@ -225,7 +235,7 @@ def _any_headers(headers: Headers) -> bytes:
     for name, content in listed:
         encoded_name = _known_names.get(name)
         if encoded_name is None:
-            if len(_known_names) >= _MOST_NAMES:
+            if len(_known_names) >= _MAX_KNOWN_NAMES:
                 _known_names.clear()
             encoded = name.encode()
             encoded_name = _known_names[name] = _varint(len(encoded)) + encoded
@@ -243,7 +253,7 @@ def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
     is looked up for it.
     """
     first_timestamp = greatest = previous = records[0][3]
-    time = SIGNED[0]
+    time = _NO_ATTRIBUTES + SIGNED[0]
     parts: list[bytes] = []
     offsets: Iterable[bytes]
     key: bytes | None
@@ -255,28 +265,28 @@ def _encoded_records(records: list[Record]) -> tuple[bytes, int]:
             if timestamp > greatest:  # noqa: PLR1730  (a call would cost as much as the rest)
                 greatest = timestamp
             delta = timestamp - first_timestamp
-            time = SIGNED[delta] if 0 <= delta < SMALL else signed_varint(delta)
+            time = _NO_ATTRIBUTES + (SIGNED[delta] if 0 <= delta < SMALL else signed_varint(delta))
         try:
             if value is None:
                 parts += _any_record(time, offset, key, value, headers)
             elif key is None:
                 size = len(value)
-                length = _SIZES[size] + len(time) + len(offset) + len(headers) + 2
-                parts += (SIGNED[length], _NO_ATTRIBUTES, time, offset, NULL, SIGNED[size], value, headers)
+                length = _SIZES[size] + len(time) + len(offset) + len(headers) + 1
+                parts += (SIGNED[length], time, offset, NULL, SIGNED[size], value, headers)
             else:
                 size, key_size = len(value), len(key)
-                length = _SIZES[size] + _SIZES[key_size] + len(time) + len(offset) + len(headers) + 1
-                parts += (SIGNED[length], _NO_ATTRIBUTES, time, offset, SIGNED[key_size], key, SIGNED[size], value, headers)
+                length = _SIZES[size] + _SIZES[key_size] + len(time) + len(offset) + len(headers)
+                parts += (SIGNED[length], time, offset, SIGNED[key_size], key, SIGNED[size], value, headers)
         except IndexError:  # it is longer than the table
             parts += _any_record(time, offset, key, value, headers)
     return _join(parts), greatest
 
 
 def _any_record(time: bytes, offset: bytes, key: bytes | None, value: bytes | None, headers: bytes) -> tuple[bytes, ...]:
-    """The parts of a record with null, or of any length."""
+    """The parts of a record with null, or of any length; `time` follows its attributes."""
     key_size = NULL if key is None else _varint(len(key))
     size = NULL if value is None else _varint(len(value))
-    rest = (_NO_ATTRIBUTES, time, offset, key_size, key or _NOTHING, size, value or _NOTHING, headers)
+    rest = (time, offset, key_size, key or _NOTHING, size, value or _NOTHING, headers)
     return (_varint(sum(map(len, rest))), *rest)
 
 

@@ -16,8 +16,8 @@ from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.client.messages_generated import TxnOffsetCommitRequest
 from dualwrite.kafka.client.retries import repeated
-from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, verdict_on
-from dualwrite.kafka.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, transaction_timeout_ms
+from dualwrite.kafka.client.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, transaction_timeout_ms
+from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Reaction, failure, reaction_to
 from dualwrite.state import ConsumedOffset, PreparedTxnState, TransactionStatus
 
 _PAUSE: Final = 0.01
@@ -76,11 +76,8 @@ class Registrar:
 
     def create(self, deadline: Deadline) -> Identity | None:
         """None if the coordinator knows the id."""
-        new = self.creation(deadline)
-        response = self._coordinator.create_producer_id(
-            self._id, timeout_ms=new.timeout_ms, two_phase=new.two_phase, timeout=deadline
-        )
-        return self.created(response, deadline)
+        (answer,) = self._coordinator.create_all([self.creation(deadline)], timeout=deadline)
+        return self.created(answer, deadline)
 
     def creation(self, deadline: Deadline) -> NewProducerId:
         self._check_broker(deadline)
@@ -188,16 +185,16 @@ def commit_offsets(
             response = coordinator.call(_request(kafka_transactional_id, producer_id, epoch, offsets, group), deadline)
         except (ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError) as error:
             code = getattr(error, "code", None)
-            if code and verdict_on(code) is Verdict.FAILED:  # FindCoordinator checks the ACLs of the group, too
+            if code and reaction_to(code) is Reaction.FAILED:  # FindCoordinator checks the ACLs of the group, too
                 raise failure(code, action, kafka_transactional_id) from error
             network.forget_coordinator(group.group_id, GROUP)
             raise _AgainError(NO_RESPONSE) from error
         codes = [p.error_code for topic in response.topics for p in topic.partitions if p.error_code]
         for code in codes:
-            if verdict_on(code) is Verdict.FAILED:
+            if reaction_to(code) is Reaction.FAILED:
                 raise failure(code, action, kafka_transactional_id)
         if codes:
-            if verdict_on(codes[0]) is Verdict.LOOK_UP:
+            if reaction_to(codes[0]) is Reaction.LOOK_UP:
                 network.forget_coordinator(group.group_id, GROUP)
             raise _AgainError(codes[0])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
@@ -10,18 +9,13 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from dualwrite.deadline import Deadline
+from dualwrite.deadline import CHANCE, Deadline, Pauses
 from dualwrite.errors import BrokerError, BrokerUnavailableError, DeliveryError
 from dualwrite.kafka.client.kafka_errors import (
     FENCED,
-    FORBIDDEN,
-    GROUP_FORBIDDEN,
-    GROUP_MOVED,
-    INSTANCE_FENCED,
+    KINDS,
     PERMANENT,
     REFUSED,
-    TOO_LARGE,
-    UNKNOWN_TOPIC,
     ErrorKind,
     error_name,
 )
@@ -50,13 +44,13 @@ _SLOW: Final = 0.015
 _CAUTION: Final = 0.02
 """Which part of the difference the estimate is lowered by, once a message has come too early or a check found no markers."""
 
-_MOST_SKIPPED: Final = 64 * CHECK_AGAIN_AFTER
+_MAX_SKIPPED: Final = 64 * CHECK_AGAIN_AFTER
 
 _LIMIT: Final = 0.1
-_FIRST_PAUSE: Final = 0.0002  # the first one; doubled each time, so that a shared coordinator gets about ten requests at most
+_START_PAUSE: Final = 0.0002  # the first one; doubled each time, so that a shared coordinator gets about ten requests at most
 
 
-class Verdict(Enum):
+class Reaction(Enum):
     """What to do after a response."""
 
     STORED = "stored"
@@ -86,10 +80,10 @@ _MOVED: Final = (
     E.UNKNOWN_LEADER_EPOCH,
 )
 
-_VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
+_REACTIONS: Final[Mapping[int, Reaction]] = MappingProxyType(
     {
-        E.NONE: Verdict.STORED,
-        E.DUPLICATE_SEQUENCE_NUMBER: Verdict.STORED,  # an earlier attempt was stored
+        E.NONE: Reaction.STORED,
+        E.DUPLICATE_SEQUENCE_NUMBER: Reaction.STORED,  # an earlier attempt was stored
         **dict.fromkeys(
             (
                 E.CORRUPT_MESSAGE,  # damaged in transit
@@ -99,13 +93,13 @@ _VERDICTS: Final[Mapping[int, Verdict]] = MappingProxyType(
                 E.CONCURRENT_TRANSACTIONS,  # the markers of the last transaction are being written
                 E.COORDINATOR_LOAD_IN_PROGRESS,
             ),
-            Verdict.AGAIN,
+            Reaction.AGAIN,
         ),
-        **dict.fromkeys((*_MOVED, E.UNKNOWN_TOPIC_OR_PARTITION), Verdict.LOOK_UP),  # unknown to that broker, now
-        E.OUT_OF_ORDER_SEQUENCE_NUMBER: Verdict.IN_ORDER,
-        E.UNKNOWN_PRODUCER_ID: Verdict.IN_ORDER,
-        E.MESSAGE_TOO_LARGE: Verdict.SPLIT,
-        E.RECORD_LIST_TOO_LARGE: Verdict.SPLIT,
+        **dict.fromkeys((*_MOVED, E.UNKNOWN_TOPIC_OR_PARTITION), Reaction.LOOK_UP),  # unknown to that broker, now
+        E.OUT_OF_ORDER_SEQUENCE_NUMBER: Reaction.IN_ORDER,
+        E.UNKNOWN_PRODUCER_ID: Reaction.IN_ORDER,
+        E.MESSAGE_TOO_LARGE: Reaction.SPLIT,
+        E.RECORD_LIST_TOO_LARGE: Reaction.SPLIT,
     }
 )
 
@@ -127,27 +121,18 @@ _UNREACHABLE: Final = ErrorKind(
 _KINDS: Final[Mapping[int, ErrorKind]] = MappingProxyType(
     {
         **dict.fromkeys(PERMANENT, REFUSED),
-        **dict.fromkeys(
-            (E.INVALID_PRODUCER_EPOCH, E.INVALID_TXN_STATE, E.INVALID_PRODUCER_ID_MAPPING, E.PRODUCER_FENCED), FENCED
-        ),
-        **dict.fromkeys((E.MESSAGE_TOO_LARGE, E.RECORD_LIST_TOO_LARGE), TOO_LARGE),
-        **dict.fromkeys(
-            (E.TOPIC_AUTHORIZATION_FAILED, E.CLUSTER_AUTHORIZATION_FAILED, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), FORBIDDEN
-        ),
-        E.GROUP_AUTHORIZATION_FAILED: GROUP_FORBIDDEN,
-        **dict.fromkeys((E.UNKNOWN_TOPIC_OR_PARTITION, E.INVALID_TOPIC_EXCEPTION), UNKNOWN_TOPIC),
+        **KINDS,
+        E.INVALID_TXN_STATE: FENCED,
         **dict.fromkeys((E.NOT_ENOUGH_REPLICAS, E.NOT_ENOUGH_REPLICAS_AFTER_APPEND), _REPLICAS),
         **dict.fromkeys((E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.UNKNOWN_PRODUCER_ID), _LOST_ORDER),
-        **dict.fromkeys((E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID), GROUP_MOVED),
-        E.FENCED_INSTANCE_ID: INSTANCE_FENCED,
         **dict.fromkeys((*_MOVED, E.REQUEST_TIMED_OUT, E.COORDINATOR_LOAD_IN_PROGRESS), _UNREACHABLE),
     }
 )
 
 
-def verdict_on(code: int) -> Verdict:
+def reaction_to(code: int) -> Reaction:
     """What to do after this error code."""
-    return _VERDICTS.get(code, Verdict.FAILED)
+    return _REACTIONS.get(code, Reaction.FAILED)
 
 
 def retry_pause(code: int, attempts: int, settings: NativeSettings) -> float:
@@ -159,7 +144,7 @@ def retry_pause(code: int, attempts: int, settings: NativeSettings) -> float:
     if code == E.CONCURRENT_TRANSACTIONS:
         return float(min(_MARKERS_PAUSE * 2**doublings, _MAX_MARKERS_PAUSE))
     pause = min(settings.retry_backoff * 2**doublings, settings.retry_backoff_max)
-    return float(pause * random.uniform(0.8, 1.2))  # noqa: S311  (spreads retries; no secret)
+    return float(pause * CHANCE.uniform(0.8, 1.2))
 
 
 def failure(
@@ -203,17 +188,19 @@ class Patience(Deadline):
         self._stored = stored
         self._seen = stored()
 
-    def chunks(self, items: Iterable[T], *, begin_with_one: bool) -> Iterator[list[T]]:
-        """The items in lists, the first one perhaps alone. The time that the caller needs to make them does not count."""
-        remaining, size = iter(items), 1 if begin_with_one else _CHUNK
+    def chunks(self, items: Iterable[T]) -> Iterator[list[T]]:
+        """The items in lists, a list as it is. The time that the caller needs to make them does not count."""
+        if type(items) is list:
+            yield from [items] if items else []
+            return
+        remaining = iter(items)
         while True:
             began = time.monotonic()
-            chunk = list(islice(remaining, size))
+            chunk = list(islice(remaining, _CHUNK))
             self._at += time.monotonic() - began
             if not chunk:
                 return
             yield chunk
-            size = _CHUNK
 
     @property
     def left(self) -> float:
@@ -281,7 +268,7 @@ class MarkerWait:
         try:
             self._check(passed, deadline.within(_LIMIT))
         except BrokerUnavailableError:  # this wait only saves milliseconds; sending shows whether the broker is reachable
-            self._to_skip, self._skipped_next = self._skipped_next, min(2 * self._skipped_next, _MOST_SKIPPED)
+            self._to_skip, self._skipped_next = self._skipped_next, min(2 * self._skipped_next, _MAX_SKIPPED)
         else:
             self._skipped_next = CHECK_AGAIN_AFTER
 
@@ -292,10 +279,9 @@ class MarkerWait:
             return
         self._lowered_by = _CAUTION
         takes = time.monotonic() - began
-        pause = _FIRST_PAUSE
+        pauses = Pauses(_START_PAUSE, spread=0.0)
         while limit.left > takes:  # a check with less time would be one without a response
-            limit.sleep(pause)
-            pause *= 2
+            limit.pause(pauses)
             if limit.left <= takes or self._are_written(limit):
                 break
         self._assumed_written_after = min(2 * (time.monotonic() - self._ended_at), _LIMIT)

@@ -21,18 +21,19 @@ from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.client.messages_generated import ProduceRequest, ProduceResponse
+from dualwrite.kafka.client.time_budget import Judged
 from dualwrite.kafka.native.metadata import Topics
 from dualwrite.kafka.native.native_settings import NativeSettings
-from dualwrite.kafka.native.partition import Batch, Partition
-from dualwrite.kafka.native.records import BatchBuilder, EncodedRecords
-from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Verdict, failure, retry_pause, verdict_on
-from dualwrite.logs import SubjectLogger
-from dualwrite.outages import DELIVERY, kafka_at
+from dualwrite.kafka.native.partition import Partition, ProduceBatch
+from dualwrite.kafka.native.records import BatchBuilder, EncodedRecords, timestamps
+from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Reaction, failure, reaction_to, retry_pause
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.outages import DELIVERY, kafka_at
 
 log = SubjectLogger(__name__)
 
 _Topic: Final = ProduceRequest.TopicProduceData
-_Batch: Final = _Topic.PartitionProduceData
+_PartitionData: Final = _Topic.PartitionProduceData
 _ALL_REPLICAS: Final = -1
 _MAX_REQUEST_BYTES: Final = 4 * 2**20
 _CHECK_INTERVAL: Final = 0.5  # seconds between checks for unanswered requests during a wait
@@ -48,7 +49,7 @@ class SentBatches:
     """The batches of one Produce request without a response yet, by topic and partition; and when it was sent."""
 
     sent_at: float
-    batches: dict[tuple[str, int], tuple[Partition, Batch]]
+    batches: dict[tuple[str, int], tuple[Partition, ProduceBatch]]
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +83,9 @@ class Whole:
 class Sender:
     """Sends the current transaction's batches over the connections to the leaders of their partitions. Not thread-safe.
 
+    A broker reads nothing more from a connection while a quota holds back its messages. That must not hold back the commits, so
+    others do not use the connection meanwhile (`Network.set_aside`).
+
     Call `add`, `push`, `make_room` and `flush` in a `Whole`.
 
     Attributes:
@@ -91,8 +95,17 @@ class Sender:
         stored: How many records the brokers have stored, in all transactions.
     """
 
-    def __init__(self, network: Network, settings: NativeSettings, kafka_transactional_id: str) -> None:
+    def __init__(
+        self,
+        network: Network,
+        settings: NativeSettings,
+        kafka_transactional_id: str,
+        judged: Judged,
+        throttled_timeout: float = 0.0,
+    ) -> None:
+        self._throttled_timeout = throttled_timeout
         self._network = network
+        self._judged = judged
         self._settings = settings
         self._id = kafka_transactional_id
         self._kafka = kafka_at(network.config.servers)
@@ -192,19 +205,21 @@ class Sender:
         try:
             with self._kafka.call(DELIVERY) as call:
                 self._lost = None
+                if_throttled = Deadline(self._throttled_timeout)
                 while True:
                     call.error = self._lost
                     self.raise_failure()
-                    left = deadline.left
+                    limit = call.limit(deadline, if_throttled)
+                    left = limit.left
                     if left <= 0:
                         self._read_arrived()  # nothing sent now could be acknowledged before the deadline
                     elif self._waiting:
-                        self._push(deadline)
+                        self._push(limit)
                     if done():
                         return
                     if left <= 0:
-                        raise self._too_late(what, deadline.seconds)
-                    self._wait(min(deadline.left, self._next_attempt_in()))
+                        raise self._too_late(what, limit.seconds)
+                    self._wait(min(limit.left, self._next_attempt_in()))
         except BrokerError as error:
             self.failure = self.failure or error
             raise
@@ -249,8 +264,16 @@ class Sender:
             partitions = ready
             try:
                 wait = 0.0 if self._network.is_opening(address) else connection_limit.left
-                connection = self._network.connection_soon(address, limit, wait=wait)
+                busy = self._in_flight.get(address)
+                if busy is not None and self._network.is_aside(busy.connection):
+                    connection: Connection | None = busy.connection
+                else:
+                    connection = self._network.connection_soon(address, limit, wait=wait)
                 if connection is None:
+                    continue
+                if (held := self._held_until(connection)) > now:
+                    for partition in partitions:  # it is looked at again now and then: the leader may move
+                        partition.not_before = max(partition.not_before, min(held, now + _CHECK_INTERVAL))
                     continue
                 in_flight = self._on(address, connection)
                 while partitions and len(in_flight.requests) < most:
@@ -278,6 +301,7 @@ class Sender:
         for partition in ready:
             leader = self.topics.leader(partition.topic, partition.index)
             if leader is None:
+                self.topics.check_exists(partition.topic, partition.index)
                 partition.not_before = now + self._settings.retry_backoff
                 partition.last_code = partition.last_code or NO_RESPONSE
             else:
@@ -286,7 +310,7 @@ class Sender:
 
     def _send(self, in_flight: InFlightRequests, partitions: list[Partition], deadline: Deadline) -> None:
         """Send one request with the next batch of as many of the partitions as fit."""
-        batches: dict[tuple[str, int], tuple[Partition, Batch]] = {}
+        batches: dict[tuple[str, int], tuple[Partition, ProduceBatch]] = {}
         by_topic: dict[str, list[ProduceRequest.TopicProduceData.PartitionProduceData]] = {}
         size = 0
         for partition in partitions:
@@ -296,7 +320,7 @@ class Sender:
             size += len(data)
             batch = partition.drain()
             batches[partition.topic, partition.index] = (partition, batch)
-            by_topic.setdefault(partition.topic, []).append(_Batch(partition.index, batch.data))
+            by_topic.setdefault(partition.topic, []).append(_PartitionData(partition.index, batch.data))
             if not partition.waiting:
                 del self._waiting[partition]
         self.has_sent = True
@@ -348,8 +372,20 @@ class Sender:
         responses, in_flight.inbox[:] = list(in_flight.inbox), []
         for number, response in responses:
             self._answered(in_flight.requests.pop(number), response)
+        if any(response.throttle_time_ms for _, response in responses):
+            self._throttled(in_flight.connection)
         if not in_flight.requests and self._in_flight.get(address) is in_flight:
             del self._in_flight[address]
+
+    def _held_until(self, connection: Connection) -> float:
+        """Until when quotas hold back messages to a broker, by `time.monotonic`."""
+        client = (connection.address, self._network.config.client)
+        return max(connection.throttled_until, self._kafka.throttling.produce_until.get(client, 0.0))
+
+    def _throttled(self, connection: Connection) -> None:
+        client = (connection.address, self._network.config.client)
+        self._kafka.throttling.produce_until[client] = self._held_until(connection)
+        self._network.set_aside(connection)
 
     def _answered(self, request: SentBatches, response: ProduceResponse) -> None:
         for topic in response.responses:
@@ -361,32 +397,33 @@ class Sender:
             self._send_again(request, NO_RESPONSE)
 
     def _act_on(
-        self, partition: Partition, batch: Batch, found: ProduceResponse.TopicProduceResponse.PartitionProduceResponse
+        self, partition: Partition, batch: ProduceBatch, found: ProduceResponse.TopicProduceResponse.PartitionProduceResponse
     ) -> None:
         """Act on the response for one batch."""
         code = found.error_code
-        verdict = verdict_on(code)
-        if verdict is Verdict.STORED:
+        reaction = reaction_to(code)
+        if reaction is Reaction.STORED:
             partition.stored(batch, found.base_offset)
             self.buffered -= batch.size
             self._unstored -= batch.count
             self.stored += batch.count
             return
         log.debug("%s returned %d to attempt %d", _name(partition), code, batch.attempts, **self._fields(partition))
-        in_order = verdict is Verdict.IN_ORDER and partition.is_behind_another(batch)
-        if verdict is Verdict.SPLIT and batch.count > 1:
+        in_order = reaction is Reaction.IN_ORDER and partition.is_behind_another(batch)
+        if reaction is Reaction.SPLIT and batch.count > 1:
             partition.split(batch, 0.0, code)
-        elif in_order or verdict in (Verdict.AGAIN, Verdict.LOOK_UP):
-            if verdict is Verdict.LOOK_UP:
+        elif in_order or reaction in (Reaction.AGAIN, Reaction.LOOK_UP):
+            if reaction is Reaction.LOOK_UP:
                 self.topics.invalidate(partition.topic)
             # If the batch only had to wait for an earlier one, keep the earlier one's reason.
             reason = (in_order and partition.last_code) or code
             partition.send_again(batch, time.monotonic() + retry_pause(code, batch.attempts, self._settings), reason)
         else:
-            facts: dict[str, Any] = {"size": len(batch.data)} if verdict is Verdict.SPLIT else {}
-            self.failure = self.failure or failure(
-                code, f"delivery to {_name(partition)}", self._id, message=found.error_message, **facts
-            )
+            facts: dict[str, Any] = {"size": len(batch.data)} if reaction is Reaction.SPLIT else {}
+            refused = failure(code, f"delivery to {_name(partition)}", self._id, message=found.error_message, **facts)
+            if code == ErrorCode.INVALID_TIMESTAMP:
+                refused = self._judged(refused, timestamps(batch.data, [each.batch_index for each in found.record_errors]))
+            self.failure = self.failure or refused
             return
         self._waiting[partition] = None
 
@@ -415,7 +452,9 @@ class Sender:
     def _drop_silent_connections(self) -> None:
         limit = time.monotonic() - max(self._settings.answer_timeout, self._settings.request_timeout)
         for address, in_flight in list(self._in_flight.items()):
-            if any(request.sent_at < limit for request in in_flight.requests.values()):
+            if in_flight.connection.throttled_until < limit and any(
+                request.sent_at < limit for request in in_flight.requests.values()
+            ):
                 self._connection_lost(address, ConnectionLostError(address, "no response to Produce"))
 
     def _fields(self, partition: Partition) -> dict[str, Any]:
@@ -447,5 +486,5 @@ def _wait_for_responses(in_flight: Sequence[InFlightRequests], timeout: float) -
             try:
                 selector.register(each.connection, selectors.EVENT_READ)
             except ValueError as error:
-                raise ConnectionLostError(each.connection.address, str(error)) from error
+                raise ConnectionLostError(each.connection.address, f"{error}") from error
         selector.select(timeout)

@@ -4,9 +4,9 @@ What it relies on, found by trying rocksdict 0.3.29 and by reading the source of
 
 - Raw mode belongs to a database, not to a column family or a handle: rocksdict stores it in `rocksdict-config.json` (and
   assumes raw mode if the file is missing), opens and creates all column families in it, and sets its own comparator in the
-  other mode. So our column family has the mode of its database. In raw mode, which new databases get, its key is the
-  transactional id in UTF-8 and its value the document in UTF-8, readable by any RocksDB client. In a user's database that is
-  not in raw mode, both are prefixed with a byte 2 (rocksdict's tag for a str).
+  other mode. So our column families have the mode of their database. In raw mode, which new databases get, the key of a row is
+  the transactional id in UTF-8 and its value the document in UTF-8, readable by any RocksDB client. In a user's database that
+  is not in raw mode, both are prefixed with a byte 1 (rocksdict's tag for bytes).
 - A batch over several column families becomes visible at once, and after a crash either all or none of it is there: it is one
   record of the write-ahead log. WriteOptions given with a write replace those of the Rdict.
 - `write` holds the GIL until the log is synced: writes of several threads run one after the other, and a signal is handled only

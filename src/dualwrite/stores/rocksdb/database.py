@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from weakref import WeakSet
 
 from rocksdict import DbClosedError, Options, Rdict, WriteBatch, WriteOptions
 
+from dualwrite import process
+from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError, StateTableMissingError, UsageError
-from dualwrite.stores.rocksdb.encoding import Key, Pickled
-from dualwrite.stores.rocksdb.locks import LeaseTable, LockTable
+from dualwrite.stores.key_values import POSITIONS, ROWS, STORE, ConflictError, Found, Key, KeyValues, Write
 from dualwrite.stores.rocksdb.opening import (
-    STATE_FAMILY,
     Opener,
     call_failed,
     forked,
     is_closed,
     is_read_only,
+    is_undecodable,
     sentence,
     wal_recovery_mode,
 )
 
-Changes: TypeAlias = Mapping[str, Iterable[tuple[Key, Key | Pickled | None]]]
+Scalar: TypeAlias = bytes | str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """A value that rocksdict stores as a pickle, pickled at the `put`: later changes to the object have no effect."""
+
+    data: bytes
+
+
+Changes: TypeAlias = Mapping[str, Iterable[tuple[Scalar, Scalar | Pickled | None]]]
 """By column family: keys and their new values, None to delete."""
+
+OUR_FAMILIES: Final = (ROWS, POSITIONS)
+_STORE_KEY: Final = b"#store"
+"""Stored next to the rows: no transactional id has a `#`."""
+_SEPARATOR: Final = "\0"  # can't occur in a group's id or in a topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +75,34 @@ class Handle:
             return False
         return True
 
-    def text(self, text: str) -> Any:
-        """A key or value of ours: in raw mode UTF-8; otherwise the str, which rocksdict stores as UTF-8 after a byte 2."""
-        return text.encode() if self.raw else text
+    def make(self, family: str, options: Options | None = None) -> None:
+        """Create a column family if it is missing.
+
+        The empty batch comes first: rocksdict creates a column family through a read-only handle too, and then the database's
+        owner can't open the database any more.
+        """
+        if not self.has(family):
+            self.rdict.write(WriteBatch(raw_mode=self.raw))
+            self.rdict.create_column_family(family, options or Options(raw_mode=self.raw))
 
 
-class OpenDatabase:
+class OpenDatabase(KeyValues):
     """A RocksDB database, opened when it is first needed, and again after an I/O error if we opened it.
 
-    Its source is how it is opened, or the user's open Rdict.
+    Only one process can open it, so a check of what was read and the write after it only need to keep out other threads.
+    Keys and values of ours are bytes in either mode of rocksdict. Its source is how it is opened, or the user's open Rdict.
     """
+
+    errors = (Exception,)
 
     def __init__(self, path: str, source: Opener | Rdict) -> None:
         self.path = path
         self.where = f"rocksdb:///{path}"
-        self.locks = LockTable()
-        self.leases = LeaseTable()
+        self.writing = threading.Lock()
+        """Held by whoever compares what was read, and writes."""
+        self.leases: dict[str, tuple[str, float]] = {}
+        """By id: the owner, and until when, by `time.monotonic`."""
+        self._wanted: dict[str, Options | None] = {ROWS: None}
         self._source = source
         self._handle: Handle | None = None
         self._broken = False
@@ -129,28 +158,31 @@ class OpenDatabase:
 
     def _opened(self) -> Handle:
         rdict = self._source.open() if isinstance(self._source, Opener) else self._source
-        doing = "opening it"
+        name = ROWS
         try:
             handle = Handle(rdict, _is_raw(rdict))
-            doing = f"creating the column family {STATE_FAMILY}"
-            if not handle.has(STATE_FAMILY):
-                # The empty batch comes first: rocksdict creates a column family through a read-only handle too, and then the
-                # database's owner can't open the database any more.
-                rdict.write(WriteBatch(raw_mode=handle.raw))
-                rdict.create_column_family(STATE_FAMILY, Options(raw_mode=handle.raw))
+            for name, options in self._wanted.items():
+                handle.make(name, options)
         except Exception as error:  # all that rocksdict raises
             if self.is_ours:
                 _close(rdict)
             if is_read_only(error):
                 raise StateTableMissingError(
-                    f"The column family {STATE_FAMILY} is missing in {self.where}, which is open read-only.",
+                    f"The column family {name} is missing in {self.where}, which is open read-only.",
                     cause=sentence(error),
                     next_step="open it once with AccessType.read_write(), which creates the column family",
                 ) from error
-            raise call_failed(self.where, doing, error) from error
+            raise call_failed(self.where, f"creating the column family {name}", error) from error
         return handle
 
     # --- column families --------------------------------------------------------------------------------------------------
+
+    def want(self, families: Mapping[str, Options | None]) -> None:
+        """Have column families created: now if the database is open, otherwise when it is opened."""
+        with self._changing:
+            self._wanted = {**families, **self._wanted}
+            for name, options in families.items() if self._handle is not None else ():
+                self.make_family(name, options)
 
     def family(self, name: str) -> Rdict:
         """The handle of a column family.
@@ -167,7 +199,7 @@ class OpenDatabase:
                         handle.families[name] = handle.rdict.get_column_family(name)
                     return handle.families[name]
         except Exception as error:  # all that rocksdict raises
-            raise self.failed(f"using the column family {name!r}", error) from error
+            raise self.translated(error, f"using the column family {name!r}") from error
         raise self._unknown_family(name)
 
     def make_family(self, name: str, options: Options | None = None) -> None:
@@ -175,15 +207,14 @@ class OpenDatabase:
         handle = self.handle()
         try:
             with self._changing:
-                if not handle.has(name):
-                    handle.rdict.create_column_family(name, options or Options(raw_mode=handle.raw))
+                handle.make(name, options)
         except Exception as error:  # all that rocksdict raises
-            raise self.failed(f"creating the column family {name!r}", error) from error
+            raise self.translated(error, f"creating the column family {name!r}") from error
 
     def _unknown_family(self, name: str) -> UsageError:
         known = ""
         with suppress(Exception):  # a database in memory has no files to list them from
-            names = sorted(set(Rdict.list_cf(self.path)) - {STATE_FAMILY})
+            names = sorted(set(Rdict.list_cf(self.path)).difference(OUR_FAMILIES))
             known = f" It has: {', '.join(names)}."
         return UsageError(
             f"The database {self.where} has no column family {name!r}.{known}",
@@ -191,44 +222,84 @@ class OpenDatabase:
             f"RocksDBStore(…, column_families={{{name!r}: None}})",
         )
 
+    # --- the port ---------------------------------------------------------------------------------------------------------
+
+    def read(self, keys: Sequence[Key], deadline: Deadline | None = None) -> list[Found | None]:
+        del deadline
+        return [self._found(*_place_of(key)) for key in keys]
+
+    def _found(self, family: str, key: bytes) -> Found | None:
+        """Reading from a mistyped path creates no database there; a value that can't be decoded is no text of ours."""
+        if self._is_missing(family):
+            return None
+        stored = self.family(family)
+        try:
+            value = stored.get(key)
+        except Exception as error:
+            if not is_undecodable(error):
+                raise
+            value = sentence(error)
+        return None if value is None else Found(value if isinstance(value, bytes) else str(value).encode())
+
+    def children(self, key: Key, prefix: str = "") -> list[str]:
+        folder, start = key[0], "".join(f"{name}{_SEPARATOR}" for name in key[1:])
+        if self._is_missing(folder):
+            return []
+        first = (start + prefix).encode()
+        stored: Iterator[Any] = self.family(folder).keys(from_key=first)
+        names = takewhile(lambda each: isinstance(each, bytes) and each.startswith(first), stored)
+        found = {each[len(start.encode()) :].decode(errors="replace").partition(_SEPARATOR)[0] for each in names}
+        return list(found - {_STORE_KEY.decode()})
+
+    def _is_missing(self, family: str) -> bool:
+        if self._handle is None and isinstance(self._source, Opener) and self._source.would_create():
+            return True
+        return family != ROWS and not self.handle().has(family)
+
+    def multi(self, writes: Sequence[Write], deadline: Deadline | None = None) -> None:
+        del deadline
+        with self.writing:
+            self.write(*self.checked(writes, {}))
+
+    def passes(self, error: Exception) -> bool:
+        del error
+        return self.is_broken
+
+    def translated(self, error: BaseException, doing: str, transactional_id: str | None = None) -> DualWriteError:
+        """If the owner closed the Rdict, our handles are closed too: they would keep LOCK held."""
+        if isinstance(error, DualWriteError):
+            return error
+        if is_closed(error) and not self.is_usable:
+            self.close()
+        return call_failed(self.where, doing, error, transactional_id)
+
     # --- writing ----------------------------------------------------------------------------------------------------------
 
-    def write(self, changes: Changes, doing: str, transactional_id: str | None = None) -> None:
-        """Write changes in one synced batch.
-
-        Raises:
-            DualWriteError: RocksDB's error, translated; after an I/O error the batch may or may not be in the log.
-        """
-        handle = self.handle()
-        try:
-            self.write_batch(handle, self.batch(handle, changes))
-        except DualWriteError:
-            raise
-        except Exception as error:  # all that rocksdict raises
-            raise self.failed(doing, error, transactional_id) from error
-
-    def batch(self, handle: Handle, changes: Changes) -> WriteBatch:
-        """A batch of changes, with current handles of the column families; rocksdict's errors are raised unchanged.
+    def checked(self, writes: Iterable[Write], changes: Changes) -> tuple[Handle, WriteBatch]:
+        """One batch of conditional writes and of other changes, for `write`. The caller has `writing`.
 
         After a batch with a column family that was dropped meanwhile, RocksDB would refuse all writes.
 
         Raises:
+            ConflictError: A key is not as it was found.
             UsageError: A column family does not exist any more.
         """
+        handle = self.handle()
         batch = WriteBatch(raw_mode=handle.raw)
-        batch.set_dumps(_data_of)
+        batch.set_dumps(attrgetter("data"))  # for a `Pickled`, which has none of rocksdict's own types
+        for write in writes:
+            family, key = _place_of(write.key)
+            handle.make(family)
+            if self._found(family, key) != write.found:
+                raise ConflictError(write.key)
+            _put(batch, handle, family, [(key, write.data)])
         for name, operations in changes.items():
             if not handle.has(name):
                 raise self._unknown_family(name)
-            family = handle.rdict.get_column_family_handle(name)
-            for key, value in operations:
-                if value is None:
-                    batch.delete(key, family)
-                else:
-                    batch.put(key, value, family)
-        return batch
+            _put(batch, handle, name, operations)
+        return handle, batch
 
-    def write_batch(self, handle: Handle, batch: WriteBatch) -> None:
+    def write(self, handle: Handle, batch: WriteBatch) -> None:
         """Write a batch, synced; rocksdict's errors are raised unchanged. After an I/O error RocksDB refuses all later writes.
 
         The options are ours, not the Rdict's, which may disable the log (rocksdict's default enables it) or its sync.
@@ -240,12 +311,6 @@ class OpenDatabase:
         except Exception as error:
             self._broken = self._broken or not (is_closed(error) or is_read_only(error))
             raise
-
-    def failed(self, doing: str, error: BaseException, transactional_id: str | None = None) -> DualWriteError:
-        """Our error for rocksdict's. If the owner closed the Rdict, our handles are closed too: they would keep LOCK held."""
-        if is_closed(error) and not self.is_usable:
-            self.close()
-        return call_failed(self.where, doing, error, transactional_id)
 
     def durability(self) -> dict[str, str]:
         """The settings that decide whether an acknowledged commit is durable."""
@@ -290,6 +355,20 @@ class OpenDatabase:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(rdict))
 
 
+def _place_of(key: Key) -> tuple[str, bytes]:
+    """The column family, and the key in it."""
+    return (ROWS, _STORE_KEY) if key[0] == STORE else (key[0], _SEPARATOR.join(key[1:]).encode())
+
+
+def _put(batch: WriteBatch, handle: Handle, family: str, operations: Iterable[tuple[Scalar, Scalar | Pickled | None]]) -> None:
+    into = handle.rdict.get_column_family_handle(family)
+    for key, value in operations:
+        if value is None:
+            batch.delete(key, into)
+        else:
+            batch.put(key, value, into)
+
+
 def _is_raw(rdict: Rdict) -> bool:
     """Whether the database is in raw mode. rocksdict does not report it, but then refuses a key that is not bytes."""
     try:
@@ -297,11 +376,6 @@ def _is_raw(rdict: Rdict) -> bool:
     except KeyError:
         return True
     return False
-
-
-def _data_of(value: Pickled) -> bytes:
-    """The function that rocksdict calls for a value that has none of its own types."""
-    return value.data
 
 
 def _close(rdict: Rdict) -> None:
@@ -363,4 +437,4 @@ class Databases:
 
 
 databases = Databases()
-os.register_at_fork(after_in_child=databases.after_fork)
+process.call_in_child(databases.after_fork)

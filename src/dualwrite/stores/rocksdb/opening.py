@@ -15,8 +15,6 @@ from rocksdict import DbClosedError, Options, Rdict
 
 from dualwrite.errors import StoreError, StoreUnavailableError, UsageError
 
-STATE_FAMILY: Final = "kafka_transaction_state"
-"""The column family of the rows; the name is KIP-939's."""
 DEFAULT_FAMILY: Final = "default"
 
 _CONFIG: Final = "rocksdict-config.json"
@@ -112,19 +110,10 @@ class Opener:
 
 
 def _is_raw(path: str) -> bool:
-    """Whether an existing database is in raw mode.
-
-    rocksdict keeps that in its config file, which each opening writes: if a process was killed then, it is empty, and rocksdict
-    would assume raw mode. So the file is written again if the database is not in raw mode.
-    """
-    config = Path(path) / _CONFIG
+    """Whether an existing database is in raw mode, by rocksdict's config file; raw mode without one, as rocksdict assumes."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return bool(json.loads(config.read_text())["raw_mode"])
-    file = _options_file(path)
-    raw = file is None or "comparator=rocksdict" not in file.read_text(errors="replace")
-    if not raw:
-        config.write_text('{"raw_mode":false,"prefix_extractors":{}}')
-    return raw
+        return bool(json.loads((Path(path) / _CONFIG).read_text())["raw_mode"])
+    return True
 
 
 def wal_recovery_mode(path: str) -> str | None:

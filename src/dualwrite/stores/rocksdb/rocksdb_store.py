@@ -3,73 +3,103 @@
 from __future__ import annotations
 
 import os
-import pickle
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Self
+import time
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Final, Self
 
 from rocksdict import Options, Rdict
 
-from dualwrite.errors import ConfigurationError
-from dualwrite.state import Delivery, PreparedTxnState
-from dualwrite.stores.identity import StoreIdentity, file_marks
-from dualwrite.stores.key_values import Attempts, BatchTransaction, KeyValueStore, RowChange
-from dualwrite.stores.leases import LeaseStore
-from dualwrite.stores.positions import Positions
-from dualwrite.stores.rocksdb.database import Handle, OpenDatabase, databases
-from dualwrite.stores.rocksdb.encoding import Encoding
-from dualwrite.stores.rocksdb.families import RocksDBPositions, StateFamily
-from dualwrite.stores.rocksdb.locks import LockRequest, RocksDBLeases
-from dualwrite.stores.rocksdb.opening import STATE_FAMILY, Opener, sentence
-from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
-from dualwrite.stores.rows import Claim, StateRow, check_fence, recorded
+from dualwrite.errors import ConfigurationError, StoreCommitUnknownError
+from dualwrite.stores.identity import file_marks
+from dualwrite.stores.key_value_store import KeyValueStore
+from dualwrite.stores.key_values import ROWS, BatchTransaction, ConflictError
+from dualwrite.stores.leases import Lease, LeaseStore
+from dualwrite.stores.rocksdb.database import OpenDatabase, databases
+from dualwrite.stores.rocksdb.opening import CLOSED, Opener, is_closed, is_read_only, sentence
+from dualwrite.stores.rocksdb.rocksdb_batch import Encoding, TransactionBatch
+from dualwrite.stores.rows import MAX_OWNER_LENGTH, Claim, StateRow
 from dualwrite.stores.store_transaction import StoreTransaction
 
 DEFAULT_LOCK_TIMEOUT: Final = 30.0
 _SCHEME: Final = "rocksdb:///"
 
 
-class RocksDBStoreTransaction(BatchTransaction[TransactionBatch]):
-    """One that is dropped without commit or rollback releases the lock when it is garbage-collected."""
+class RocksDBStoreTransaction(BatchTransaction[OpenDatabase, TransactionBatch]):
+    """The row and the user's changes are one synced batch."""
 
-    def __init__(self, rows: StateFamily, claim: Claim, batch: TransactionBatch, *, lock_timeout: float) -> None:
-        super().__init__(claim, batch)
-        self._request = LockRequest(claim.transactional_id, "committing a transaction", owner=claim.owner)
-        self._rows = rows
-        self._lock_timeout = lock_timeout
-        self._recorded: tuple[StateRow, Handle] | None = None
-        self._ending = threading.RLock()  # a rollback by another thread waits for a write that has begun
+    next_step: ClassVar[str] = (
+        "check that it is open for writing and has all column families that the transaction uses; then run the "
+        "transaction again"
+    )
 
-    def record(
-        self,
-        state: PreparedTxnState | None,
-        *,
-        generation: int,
-        transaction_number: int,
-        delivery: Delivery | None = None,
-    ) -> None:
-        _ = self.handle
-        self._rows.database.locks.acquire(self._request, self._lock_timeout)
-        _ = self.handle  # another thread may have rolled back meanwhile: then nothing is held
-        handle = self._rows.database.handle()
-        row = check_fence(self._rows.row(self._claim.transactional_id), self._claim)
-        row = recorded(row, state, generation=generation, transaction_number=transaction_number, delivery=delivery)
-        self._recorded = (row, handle)
+    @property
+    def title(self) -> str:
+        return f"The database {self._keys.where}"
 
-    def commit(self) -> None:
-        with self._ending:
-            changes = self.handle.changes()
-            if self._recorded is None:
-                raise self._not_recorded()
+    def _write(self, batch: TransactionBatch) -> None:
+        database = self._keys
+        with database.writing:
             try:
-                self._rows.commit(changes, *self._recorded)
-            finally:
-                self.rollback()
+                handle, made = database.checked(batch.writes.values(), batch.changes())
+            except ConflictError:
+                raise
+            except Exception as error:
+                raise self._failed(sentence(error)) from error
+            try:
+                database.write(handle, made)
+            except Exception as error:
+                if is_closed(error) or is_read_only(error):
+                    raise self._failed(CLOSED if is_closed(error) else sentence(error)) from error
+                by = "which the next claim does" if database.is_ours else "by the owner of the Rdict"
+                raise StoreCommitUnknownError(
+                    f"RocksDB failed while writing the batch to {database.where}; it may or may not be in the write-ahead log.",
+                    transactional_id=self._claim.transactional_id,
+                    cause=sentence(error),
+                    next_step=f"RocksDB refuses writes until it is opened again, {by}: fix the disk, claim the id again with "
+                    "the same expected fence, and read the row",
+                ) from error
 
-    def rollback(self) -> None:
-        with self._ending:
-            super().rollback()
-            self._request.release()
+
+class RocksDBLeases(LeaseStore):
+    """The leases of an open database: in memory, shared by all stores of the process on it.
+
+    Args:
+        store: A store on the database.
+    """
+
+    def __init__(self, store: RocksDBStore) -> None:
+        self._store = store
+
+    def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+        return self._leased(ids, owner, seconds, or_free=True)
+
+    def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+        return self._leased(ids, owner, seconds, or_free=False)
+
+    def _leased(self, ids: Collection[str], owner: str, seconds: float, *, or_free: bool) -> frozenset[str]:
+        """Lease those of the ids that this owner has leased, or that are free."""
+        database, owner = self._store.database, owner[:MAX_OWNER_LENGTH]
+        with database.writing:
+            now = time.monotonic()
+            found = {name: database.leases.get(name, ("", 0.0)) for name in ids}
+            ours = [name for name, (holder, until) in found.items() if holder == owner or (or_free and until <= now)]
+            database.leases.update(dict.fromkeys(ours, (owner, now + seconds)))
+        return frozenset(ours)
+
+    def release(self, ids: Collection[str], owner: str) -> None:
+        database, owner = self._store.database, owner[:MAX_OWNER_LENGTH]
+        with database.writing:
+            for name in ids:
+                if database.leases.get(name, ("", 0.0))[0] == owner:
+                    del database.leases[name]
+
+    def entries(self, prefix: str = "") -> list[Lease]:
+        database = self._store.database
+        with database.writing:
+            now = time.monotonic()
+            found = [(name, *entry) for name, entry in database.leases.items() if name.startswith(prefix)]
+        return [Lease(name, owner, until - now) for name, owner, until in sorted(found)]
 
 
 class RocksDBStore(KeyValueStore):
@@ -86,9 +116,7 @@ class RocksDBStore(KeyValueStore):
         column_families: Column families that must exist, with the options to create (or, for a path, open) them; None for
             the default options. Those that the database already has need not be listed.
         create_if_missing: For a path: whether to create the database. Its parent folder must exist.
-        lock_timeout: Seconds that `record_resolution` and other changes wait for an id's lock; `claim` has its own timeout.
-        dumps: The function passed to `Rdict.set_dumps`, if any; it can't be read back from rocksdict.
-        loads: The function passed to `Rdict.set_loads`, if any.
+        lock_timeout: Seconds within which `record_resolution` and other changes must succeed; `claim` has its own timeout.
 
     Raises:
         ConfigurationError: `options` were given together with an Rdict.
@@ -102,13 +130,9 @@ class RocksDBStore(KeyValueStore):
         column_families: Mapping[str, Options | None] | None = None,
         create_if_missing: bool = True,
         lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
-        dumps: Callable[[Any], bytes] = pickle.dumps,
-        loads: Callable[[bytes], Any] = pickle.loads,
     ) -> None:
+        super().__init__(lock_timeout)
         self._column_families = dict(column_families or {})
-        self._lock_timeout = lock_timeout
-        self._dumps = dumps
-        self._loads = loads
         self._source: Opener | Rdict
         if isinstance(database, Rdict):
             if options is not None:
@@ -119,7 +143,7 @@ class RocksDBStore(KeyValueStore):
         else:
             self._path = os.path.realpath(os.fspath(database))
             self._source = Opener(self._path, options, self._column_families, create_if_missing)
-        self._rows: StateFamily | None = None
+        self._attached: OpenDatabase | None = None
         self._attaching = threading.RLock()
 
     @classmethod
@@ -154,89 +178,61 @@ class RocksDBStore(KeyValueStore):
         handles and iterators that you get from it: each keeps the database open. After an I/O error this is another object.
         To drop a column family and create it again, close the stores first.
         """
-        return self._attached().database.handle().rdict
+        return self.database.handle().rdict
 
     def create_column_family(self, name: str, options: Options | None = None) -> None:
         """Create a column family if it is missing."""
-        self._attached().database.make_family(name, options)
+        self.database.make_family(name, options)
 
     def check(self) -> None:
         """Opens the database, and creates the column family if it is missing."""
-        self._attached().database.family(STATE_FAMILY)
+        self.database.family(ROWS)
 
     @property
     def leases(self) -> LeaseStore:
-        """They are kept in memory, for this process."""
-        return RocksDBLeases(lambda: self._attached().database.leases)
-
-    @property
-    def positions(self) -> Positions:
-        return RocksDBPositions(lambda: self._attached().database, self._would_create)
+        return RocksDBLeases(self)
 
     def durability(self) -> Mapping[str, str]:
         """`sync` and `disable_wal` are those of the store's own writes, not the Rdict's WriteOptions."""
-        return self._attached().database.durability()
-
-    def identity(self) -> StoreIdentity | None:
-        """Does not create the database."""
-        return None if self._would_create() else self._attached().identity()
-
-    def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
-        return self._attached().set_identity(identity, expected, self._lock_timeout)
+        return self.database.durability()
 
     def marks(self) -> frozenset[str]:
         """Path and inode of the folder."""
         return file_marks(self._path)
 
-    def begin(self, claim: Claim) -> StoreTransaction:
-        rows = self._attached()
-        check_fence(rows.row(claim.transactional_id), claim)
-        encoding = Encoding(raw=rows.database.handle().raw, dumps=self._dumps, loads=self._loads)
-        batch = TransactionBatch(rows.database, encoding, claim.transactional_id)
-        return RocksDBStoreTransaction(rows, claim, batch, lock_timeout=self._lock_timeout)
-
-    def read(self, transactional_id: str) -> StateRow | None:
-        """Does not create the database."""
-        return None if self._would_create() else self._attached().row(transactional_id)
-
-    def list(self, prefix: str = "") -> list[str]:
-        """Does not create the database."""
-        return [] if self._would_create() else self._attached().ids(prefix)
-
-    def _change(
-        self, transactional_id: str, change: RowChange, doing: str, *, owner: str = "", timeout: float | None = None
-    ) -> Attempts:
-        request = LockRequest(transactional_id, doing, owner=owner)
-        return self._attached().change(request, change, self._lock_timeout if timeout is None else timeout)
+    def _transaction(self, claim: Claim, row: StateRow) -> StoreTransaction:
+        database = self.database
+        batch = TransactionBatch(database, Encoding(raw=database.handle().raw), claim.transactional_id)
+        return RocksDBStoreTransaction(database, claim, batch, row)
 
     # --- the open database ------------------------------------------------------------------------------------------------
 
-    def _attached(self) -> StateFamily:
-        """The rows of the database that this process has open at our path."""
+    @property
+    def database(self) -> OpenDatabase:
+        """The database that this process has open at our path, or will have: what only reads does not create it."""
         databases.check_process()
-        rows = self._rows
-        if rows is not None and rows.database.is_usable:
-            return rows
+        attached = self._attached
+        if attached is not None and attached.is_usable:
+            return attached
         with self._attaching:
             database = databases.attach(self, OpenDatabase(self._path, self._source))
             try:
-                for name, options in self._column_families.items():
-                    database.make_family(name, options)
-                rows = self._rows = StateFamily(database)
+                database.want(self._column_families)
             except BaseException:
                 databases.detach(self, database)
                 raise
-        return rows
+            self._attached = database
+        return database
 
-    def _would_create(self) -> bool:
-        """Whether nothing exists at our path yet: reading from a mistyped path must not create a database there."""
-        return self._rows is None and isinstance(self._source, Opener) and self._source.would_create()
+    @property
+    def _keys(self) -> OpenDatabase:
+        return self.database
 
     def close(self) -> None:
         """The database is closed with the last store of this process that uses it."""
-        rows, self._rows = self._rows, None
-        if rows is not None:
-            databases.detach(self, rows.database)
+        database, self._attached = self._attached, None
+        if database is not None:
+            databases.detach(self, database)
 
 
 def _path_of(rdict: Rdict) -> str:

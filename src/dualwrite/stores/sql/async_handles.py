@@ -5,7 +5,7 @@ driver and greenlets, which switch at every call of the driver. Here a whole sta
 that waits anyway, with the drivers that the recipe uses.
 
 Most methods are those of the synchronous object, by their names: `_at_once` for what does not use the database, `_in_thread`
-for what does, `_refused` for what would end the transaction.
+for what does, `refused` for what would end the transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 
 from dualwrite.errors import UsageError
 from dualwrite.stores.sql.guard import Guard, GuardedConnection
-from dualwrite.stores.store_transaction import TransactionThread
+from dualwrite.stores.store_transaction import TransactionThread, refused
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,14 +72,6 @@ def _attribute(name: str) -> Any:
         lambda self, value: setattr(self._sync, attribute, value),
         doc=f"As {name}.",
     )
-
-
-def _refused(call: str) -> Callable[..., NoReturn]:
-    def refuse(self: _AsyncHandle[Any], *_: Any, **__: Any) -> NoReturn:
-        self._refuse(call)
-
-    refuse.__doc__ = "Refused."
-    return refuse
 
 
 def _refused_later(call: str) -> Callable[..., Coroutine[Any, Any, NoReturn]]:
@@ -220,8 +212,8 @@ class _AsyncHandle(Generic[S]):
 
     # --- what would end the transaction -------------------------------------------------------------------------------------
 
-    begin = _refused("begin()")
-    get_transaction = _refused("get_transaction()")  # could only be used to commit or roll back
+    begin = refused("begin()")
+    get_transaction = refused("get_transaction()")  # could only be used to commit or roll back
     commit = _refused_later("commit()")
     rollback = _refused_later("rollback()")
     close = _refused_later("close()")
@@ -320,8 +312,7 @@ class AsyncSession(_AsyncHandle[Session]):
         """Run a function in the transaction's thread, outside of a batch: SQLAlchemy reads each response."""
 
         def call() -> T:
-            if self._guard.batch is not None:
-                self._guard.batch.end()
+            self._guard.end_batch()
             return function(*args, **kwargs)
 
         return await self._thread.call(call)

@@ -6,17 +6,20 @@ A new database needs one file with a `StoreDialect`, and a case in `engines.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 from sqlalchemy import URL, ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from dualwrite.stores.sql.session_text import Routine
+from dualwrite.stores.sql.rights import Right
+
+if TYPE_CHECKING:
+    from dualwrite.stores.sql.sql_context import StoreContext
 
 UNIT: Final = "dualwrite_unit"
 """The savepoint before a unit of a group."""
@@ -34,15 +37,21 @@ class ErrorClass(Enum):
     CONNECTION = "the connection could not be made, or broke"
     REFUSED = "the database refused the connection; a retry will be refused as well"
     LOCKED = "a lock was not released within the limit"
-    CONFLICT = "the database aborted our transaction because of a conflict; running it again may succeed"
+    CONFLICT = "another transaction, perhaps a migration, got in the way of ours; running ours again may succeed"
     DUPLICATE = "the row already exists"
     NO_TABLE = "the table is missing"
     OLD_TABLE = "the table lacks a column"
     DENIED = "a privilege is missing"
-    READ_ONLY = "the transaction or the server is read-only"
+    READ_ONLY = "the transaction, the session or the server is read-only; on another connection it may not be"
+    EXHAUSTED = "the server lacks disk space, memory or another resource; later it may have it"
     ABORTED = "the transaction had already failed"
     PREPARED = "a prepared statement is missing or was replaced by another"
+    POOLED = "a connection pooler permits no transactions"
     OTHER = "anything else"
+
+
+TAKES_NO_WRITES: Final = frozenset({ErrorClass.READ_ONLY, ErrorClass.EXHAUSTED})
+"""An outage of a database that answers: see `engines.note_error`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ class Blocker:
 
 
 class Fence(NamedTuple):
-    """The newest claim of an id: its fencing token, who claimed, and the store that the row belongs to.
+    """The newest claim of an id: its fencing token, who claimed, the store that the row belongs to, and the last transaction.
 
     `epoch` is that of the gate that was asked for.
     """
@@ -63,116 +72,130 @@ class Fence(NamedTuple):
     fence: int
     owner: str
     store_id: str
+    transaction_number: int
     epoch: int | None = None
 
 
-class Record(NamedTuple):
-    """What `record` writes; see StoreTransaction.
+class Mark(NamedTuple):
+    """Whose claim is read at the beginning, the token that marks the transaction, and the prefix whose gate is read, if any.
 
-    The row must still have `fence`, and belong to the store `store_id`; the transaction must still have the mark `token`; and
-    the gate of the prefix `gate`, if there is one, must have `epoch`.
+    `token` needs no quoting.
     """
 
-    transactional_id: str
-    fence: int
-    store_id: str
+    id: str
+    token: str
+    gate: str | None
+
+
+class StateRecord(NamedTuple):
+    """What `record` writes; see StoreTransaction. The names are those of the parameters in SQL: no column has one of them.
+
+    The row `id` must still have the fence `held_fence`, and belong to the store `held_store`; the transaction must still have
+    the mark `token`; and the gate of the prefix `gate`, if there is one, must have the epoch `seen_epoch`.
+    """
+
+    id: str
+    held_fence: int
+    held_store: str
     token: str
     state: str
-    generation: int
+    of_generation: int
     number: int
-    delivery: str | None
+    delivered: str | None
     now: datetime
-    gate: str | None = None
-    epoch: int | None = None
+    gate: str | None
+    seen_epoch: int | None
 
 
-class QueuedStatements(ABC):
-    """Statements of ours that are sent with the next statement on their connection, in one round trip.
+class NotRecorded(Enum):
+    """Why a record was not written that was sent with COMMIT, so that COMMIT was not executed."""
+
+    NO_MARK = "the transaction is not the marked one"
+    NO_ROW = "no row has the id, the fence and the store's id, or the gate has changed"
+    ERROR = "any other error"
+
+
+class Outgoing:
+    """Our own statements in one transaction of the user's, on its connection: each is sent now.
+
+    A subclass saves round trips: it sends some of them with the next statement on the connection, and the record with COMMIT.
+
+    Args:
+        context: Of the store.
+        connection: Of the transaction.
+        begun: Called with the newest claim, or None if the id has no row; it may raise.
+        failed: Gives the error to raise for the driver's, if a statement fails that has waited for another.
 
     Attributes:
-        is_waiting: Whether they were not sent yet.
-        error: Why one of them has failed, or None. Every later use of the connection raises it.
+        error: Why a statement that has waited for the next one failed, or None. Every later use of the connection raises it.
+        is_waiting: Whether some wait.
+        record: What is written with COMMIT, or None.
     """
 
-    is_waiting: bool
-    error: Exception | None
+    error: Exception | None = None
+    is_waiting: bool = False
+    record: StateRecord | None = None
 
-    @abstractmethod
-    def send(self) -> None:
-        """Send them now, unless they were sent, and wait for the responses.
-
-        Raises:
-            Exception: The driver's error of one of them; or `error`.
-        """
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Forget them, and `error`; before the connection is rolled back."""
-
-
-class MergedStatements(ABC):
-    """Our statements on one connection, sent together with BEGIN and COMMIT, in one round trip each."""
-
-    @abstractmethod
-    def can_begin(self) -> bool:
-        """Whether SQLAlchemy's transaction has begun, but not the database's: a listener for `begin` may have done that."""
-
-    @abstractmethod
-    def begin(
+    def __init__(
         self,
-        transactional_id: str,
-        token: str,
-        *,
+        context: StoreContext,
+        connection: Connection,
         begun: Callable[[Fence | None], None],
-        translated: Callable[[BaseException], Exception],
-        with_unit: bool = False,
-        gate: str | None = None,
-    ) -> QueuedStatements:
-        """Begin the transaction, mark it with `token`, and read the newest claim; then set the savepoint UNIT, if `with_unit`.
+        failed: Callable[[BaseException], Exception],
+    ) -> None:
+        self._context = context
+        self._connection = connection
+        self._begun = begun
+        self._failed = failed
 
-        With a prefix as `gate`, the epoch of its gate is read by the same statement.
+    def begin(self, mark: Mark, *, may_wait: bool) -> None:
+        """Mark the transaction, and read the newest claim; called when SQLAlchemy's transaction has begun.
 
-        `token` needs no quoting. `begun` is called with the newest claim, or None if the id has no row; it may raise.
-        `translated` gives the error to raise for the driver's if these statements fail in a call of the user's.
+        `may_wait`: this may be sent with the next statement, if that saves a round trip.
         """
+        del may_wait
+        query = self._context.check_fence if mark.gate is None else self._context.check_fence_and_gate
+        found: Any = self._connection.execute(query, mark._asdict()).first()
+        self._begun(found)
 
-    @abstractmethod
-    def may_wait(self) -> bool:
-        """Whether `begin` may wait for the next statement: it was just shown that the connection works, and this saves time."""
+    def begin_unit(self, *, is_first: bool) -> bool:
+        """Set the savepoint UNIT with the next statement; it replaces that of the unit before unless it `is_first`.
 
-    @abstractmethod
-    def begin_unit(
-        self, queued: QueuedStatements | None, translated: Callable[[BaseException], Exception], *, is_first: bool
-    ) -> QueuedStatements | None:
-        """Set the savepoint UNIT, which replaces that of the unit before unless it `is_first`, with the next statement.
-
-        `queued` is what was queued on the connection last: if it still waits, no unit has executed anything since. Returns
-        what is queued now; None if waiting for the next statement saves no time.
+        Returns:
+            False if that saves no round trip: the caller sends it now.
         """
+        del is_first
+        return False
 
-    @abstractmethod
-    def can_commit(self) -> bool:
-        """Whether there is a transaction to commit, and no listener for SQLAlchemy's `commit`, which would run too late."""
-
-    @abstractmethod
-    def commit(self, record: Record) -> None:
-        """Write the record if the fence is still the claim's and the transaction is still the marked one, and commit.
+    def send(self) -> None:
+        """Send what waits, and wait for the responses.
 
         Raises:
-            Exception: The driver's error. Nothing was committed if `was_not_executed`.
+            Exception: `error`, from the driver's.
         """
 
-    @abstractmethod
-    def was_not_executed(self) -> bool:
-        """After an error of `commit`: whether the database reported that the record failed, so that COMMIT was not executed."""
+    def send_last(self) -> None:
+        """As `send`, when the user's statements have ended: all but the savepoint of a unit that has executed nothing."""
 
-    @abstractmethod
-    def found_no_row(self, error: BaseException) -> bool:
-        """Whether the record failed because no row has the id, the fence and the store's id, or the gate has changed."""
+    def drop(self) -> None:
+        """Forget what waits; before the connection is rolled back."""
 
-    @abstractmethod
-    def found_no_mark(self, error: BaseException) -> bool:
-        """Whether the record failed because the transaction is not the marked one."""
+    def record_at_commit(self, record: StateRecord) -> bool:
+        """Have `commit` write the record; False if that is not possible: the caller writes it now."""
+        del record
+        return False
+
+    def commit(self) -> None:
+        """Commit if there is a record: write it, if the fence is still the claim's and the transaction is still the marked one.
+
+        Raises:
+            Exception: The driver's error. Nothing was committed if `why_not_recorded` knows a reason.
+        """
+
+    def why_not_recorded(self, error: BaseException) -> NotRecorded | None:
+        """Why the record has failed, after an error of `commit`; None if the database has not reported that."""
+        del error
+        return None
 
 
 class StoreDialect(ABC):
@@ -182,10 +205,6 @@ class StoreDialect(ABC):
     """SQLAlchemy's name of the dialect."""
     driver: ClassVar[str]
     """SQLAlchemy's name of the driver that this is written for."""
-    package: ClassVar[str | None]
-    """The Python package of the driver, or None if it is part of Python."""
-    extra: ClassVar[str | None]
-    """The extra of dualwrite that installs it."""
 
     # --- engines of our own -----------------------------------------------------------------------------------------------
 
@@ -217,6 +236,16 @@ class StoreDialect(ABC):
             Exception: The driver's and SQLAlchemy's errors.
         """
 
+    def schemas_with(self, connection: Connection, table: str) -> Sequence[str]:
+        """The schemas in which there is a table of this name, wherever an unqualified name would be looked up."""
+        del connection, table
+        return ()
+
+    def missing_rights(self, connection: Connection, rights: Sequence[Right]) -> tuple[str, Sequence[Right]]:
+        """The role that the connection has, and those of the rights that it lacks; of tables that don't exist, none."""
+        del connection, rights
+        return "", ()
+
     # --- transactions -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -245,10 +274,8 @@ class StoreDialect(ABC):
         To be called before a long transaction acquires a lock that others wait for. `finish` restores the session's settings.
         """
 
-    def merged_statements(self, engine: Engine) -> Callable[[Connection], MergedStatements] | None:
-        """How to send our statements on a connection with BEGIN and COMMIT; None if the database or its driver can't."""
-        del engine
-        return None
+    outgoing: ClassVar[type[Outgoing]] = Outgoing
+    """Sends our statements in a transaction of the user's."""
 
     def marking_column(self) -> ColumnElement[Any] | None:
         """A column for the fence's SELECT that marks the transaction with the parameter `token`; None: `begin` did that."""
@@ -262,9 +289,6 @@ class StoreDialect(ABC):
         """If `marked_condition` is None: whether this is still the transaction that `begin` began. Called before the UPDATE."""
         del connection
         return True
-
-    next_unit: ClassVar[tuple[str, ...]] = NEXT_UNIT
-    """NEXT_UNIT, in as few round trips as possible."""
 
     # --- commit -----------------------------------------------------------------------------------------------------------
 
@@ -298,20 +322,15 @@ class StoreDialect(ABC):
         """The only mark as a column of a query, always the same object; None: `database_marks` reads them."""
         return None
 
-    def durability(self, connection: Connection) -> Mapping[str, str]:
-        """The settings that decide whether an acknowledged commit is durable; see TxnStateStore."""
-        del connection
-        return {}
-
     # --- what is left in a session ----------------------------------------------------------------------------------------
 
     family: ClassVar[str]
-    """The SQL of the database; see `session_text.examined`."""
+    """The SQL of the database; see `isolation.text_effect`."""
 
-    def routines(self, connection: Connection, names: frozenset[str]) -> Iterable[Routine]:
-        """The routines that statements with these names may call; see `session_text.Routines`."""
+    def has_own_functions(self, connection: Connection, names: frozenset[str]) -> bool:
+        """Whether users have made a function with one of these names, in any schema; see `isolation.OwnFunctions`."""
         del connection, names
-        return ()
+        return False
 
     def session_reports(self, connection: Connection) -> tuple[object, ...]:
         """The settings that the server has reported to the driver by itself, without a round trip."""
@@ -336,7 +355,7 @@ class StoreDialect(ABC):
 
     def may_have_rolled_back(self, error: BaseException) -> bool:
         """Whether the database may have rolled back the whole transaction, with all savepoints, when it raised this error."""
-        return self.classify(error) is ErrorClass.CONFLICT
+        return self.classify(error) in (ErrorClass.CONFLICT, ErrorClass.EXHAUSTED)
 
     def has_lost_savepoint(self, error: BaseException) -> bool:
         """Whether the error says that a savepoint does not exist: an earlier error may have rolled back the whole transaction.
@@ -361,10 +380,13 @@ class StoreDialect(ABC):
         return self.known_blocker(engine)
 
 
+pooled_connection: Final[Callable[[Connection], Any]] = Connection.connection.fget  # type: ignore[attr-defined]  # a property
+"""The pool's connection under SQLAlchemy's, for our own use: the user's use of it would be watched."""
+
+
 def driver_connection(connection: Connection) -> Any:
-    """The driver's connection under SQLAlchemy's, for our own use: the user's use of it would be watched."""
-    pooled: Any = Connection.connection.fget(connection)  # type: ignore[attr-defined]  # a property
-    return pooled.dbapi_connection
+    """The driver's connection under that."""
+    return pooled_connection(connection).dbapi_connection
 
 
 def driver_error(error: BaseException) -> BaseException:

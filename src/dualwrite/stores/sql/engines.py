@@ -1,15 +1,20 @@
-"""SQLAlchemy engines of our own: from a database URL, with the driver that the store needs."""
+"""SQLAlchemy's engines: those of our own, from a database URL, and what every store needs of an engine and its pool."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Final
 
-from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool, QueuePool, SingletonThreadPool, StaticPool
 
 from dualwrite.errors import ConfigurationError, MissingDependencyError
-from dualwrite.stores.sql.dialect import StoreDialect
+from dualwrite.observability.outages import WRITES, database_at
+from dualwrite.stores.sql.dialect import TAKES_NO_WRITES, ErrorClass, StoreDialect, pooled_connection
+from dualwrite.stores.sql.home import OwnConnection, home_of
+from dualwrite.stores.sql.sql_errors import address
 
 SQL_URL_EXAMPLES: Final = (
     "postgresql+psycopg://user@host/database, mysql+pymysql://user@host/database, mariadb+pymysql://user@host/database or "
@@ -22,6 +27,14 @@ KEPT_CONNECTIONS: Final = 20
 
 _ANY_NUMBER: Final = 1_000
 
+_DIALECTS: Final = {
+    "postgresql": ("postgresql", "PostgresqlDialect", "postgres"),
+    "sqlite": ("sqlite", "SqliteDialect", ""),
+    "mysql": ("mysql", "MysqlDialect", "mysql"),
+    "mariadb": ("mysql", "MariadbDialect", "mysql"),
+}
+"""By the beginning of a URL: the module, which is imported only for such a URL, its class, and the extra with the driver."""
+
 
 def dialect_of(engine: Engine) -> StoreDialect:
     """The dialect for an engine, by its actual driver: with SQLAlchemy `postgresql://` may mean psycopg2."""
@@ -31,28 +44,10 @@ def dialect_of(engine: Engine) -> StoreDialect:
 def dialect_for(url: URL) -> StoreDialect:
     """The dialect for a URL; ConfigurationError if this database or this driver is not supported."""
     backend, _, driver = url.drivername.partition("+")
-    dialect: StoreDialect
-    match backend:
-        case "postgresql":
-            from dualwrite.stores.sql.postgresql import PostgresqlDialect  # noqa: PLC0415  (one backend, one import)
-
-            dialect = PostgresqlDialect()
-        case "sqlite":
-            from dualwrite.stores.sql.sqlite import SqliteDialect  # noqa: PLC0415  (one backend, one import)
-
-            dialect = SqliteDialect()
-        case "mysql":
-            from dualwrite.stores.sql.mysql import MysqlDialect  # noqa: PLC0415  (one backend, one import)
-
-            dialect = MysqlDialect()
-        case "mariadb":
-            from dualwrite.stores.sql.mysql import MariadbDialect  # noqa: PLC0415  (one backend, one import)
-
-            dialect = MariadbDialect()
-        case _:
-            raise ConfigurationError(
-                f"Unsupported SQL database {backend!r}.", next_step=f"use a URL such as {SQL_URL_EXAMPLES}"
-            )
+    if backend not in _DIALECTS:
+        raise ConfigurationError(f"Unsupported SQL database {backend!r}.", next_step=f"use a URL such as {SQL_URL_EXAMPLES}")
+    module, kind, _ = _DIALECTS[backend]
+    dialect: StoreDialect = getattr(import_module(f"dualwrite.stores.sql.{module}"), kind)()
     if driver not in ("", dialect.driver):
         raise ConfigurationError(
             f"dualwrite's store for {backend} needs the driver {dialect.driver!r}, not {driver!r}.",
@@ -84,11 +79,13 @@ def parse_url(url: str | URL) -> tuple[URL, StoreDialect]:
 
 
 def make_engine(url: URL, dialect: StoreDialect, **options: Any) -> Engine:
-    """`create_engine`, with our error for a driver that is not installed."""
+    """`create_engine`, with what the dialect adds to each engine of ours, and our error for a driver that is not installed."""
     try:
-        return create_engine(url, **options)
+        engine = create_engine(url, **options)
     except ModuleNotFoundError as error:
-        raise _missing_driver(url, error, dialect.extra) from error
+        raise _missing_driver(url, error) from error
+    dialect.prepare_engine(engine)
+    return engine
 
 
 def close_engine(engine: Engine) -> None:
@@ -140,9 +137,48 @@ def _is_in_memory(url: URL) -> bool:
     return not url.database or ":memory:" in url.database or url.query.get("mode") == "memory"
 
 
-def _missing_driver(url: URL, error: ModuleNotFoundError, extra: str | None = None) -> MissingDependencyError:
-    extra = extra or {"postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}.get(url.get_backend_name())
+def _missing_driver(url: URL, error: ModuleNotFoundError) -> MissingDependencyError:
+    backend = url.get_backend_name()
     return MissingDependencyError(
-        f"The Python package {error.name!r}, the driver for {url.get_backend_name()}, is not installed.",
-        next_step=f'pip install "dualwrite[{extra}]"',
+        f"The Python package {error.name!r}, the driver for {backend}, is not installed.",
+        next_step=f'pip install "dualwrite[{_DIALECTS[backend][2]}]"',
     )
+
+
+# --- connections that take no writes ------------------------------------------------------------------------------------------
+#
+# After a failover, or while an operator keeps a full disk from filling further, a server answers and refuses writes. A session
+# may keep that state for ever: PostgreSQL reads `default_transaction_read_only` of a database when a session begins, MariaDB
+# and MySQL copy `tx_read_only`, and a connection to the old primary stays there. So the pool must not lend such a connection
+# again, and the outage is reported.
+
+
+def watch_errors(engine: Engine) -> None:
+    """Note the errors of all statements that SQLAlchemy executes for a store; a second call for its dialect adds nothing."""
+    if not event.contains(engine.dialect, "handle_error", _note):
+        event.listen(engine.dialect, "handle_error", _note)
+
+
+def _note(context: ExceptionContext) -> None:
+    if isinstance(context.connection, OwnConnection):
+        note_error(context.connection, context.original_exception)
+
+
+def note_error(connection: Connection, error: BaseException) -> None:
+    """If the error says that the database takes no writes, report the outage, and have the pool replace the connection.
+
+    It is replaced when it is lent the next time, so that the current transaction may go on: the block may have expected the
+    error. If it is read-only, then so may be all others of its age in the pool, and they are replaced too.
+    """
+    found = home_of(connection.engine).dialect.classify(error)
+    if found not in TAKES_NO_WRITES or connection.closed or connection.invalidated:
+        return
+    pooled_connection(connection).invalidate(error, soft=True)
+    if found is ErrorClass.READ_ONLY:
+        replace_others(connection, error)
+    database_at(address(connection.engine.url)).failed(WRITES, error)
+
+
+def replace_others(connection: Connection, error: BaseException) -> None:
+    """Have the pool replace all of its connections that are as old as this one, as SQLAlchemy does when one has broken."""
+    connection.engine.pool._invalidate(pooled_connection(connection), error, _checkin=False)  # noqa: SLF001  (a test fails if the name has moved)

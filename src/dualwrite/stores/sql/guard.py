@@ -9,14 +9,15 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol
 
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, RootTransaction, event
 
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.stores.sql.home import OwnConnection
-from dualwrite.stores.sql.session_text import Effect, Routines, SessionEffects
-from dualwrite.stores.store_transaction import RunAloneError, control_refused
+from dualwrite.stores.sql.isolation import Effect, StatementWatch, plain
+from dualwrite.stores.store_transaction import control_refused, refused
 
 _SKIPPED: Final = r"(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/|;)*"
 _CONTROL: Final = (
@@ -25,15 +26,6 @@ _CONTROL: Final = (
 )
 _AT_START: Final = re.compile(rf"{_SKIPPED}({_CONTROL})", re.IGNORECASE | re.DOTALL)
 _DEFINITION: Final = re.compile(rf"{_SKIPPED}CREATE\b", re.IGNORECASE | re.DOTALL)
-_TOKEN: Final = re.compile(
-    r"'(?:[^']|'')*'"  # string literals; E'…\'…' is rare enough to be left to the marker
-    r'|"(?:[^"]|"")*"'
-    r"|\$(?P<tag>[A-Za-z_0-9]*)\$.*?\$(?P=tag)\$"
-    r"|--[^\n]*|/\*.*?\*/"
-    r"|(?P<end>;)",
-    re.DOTALL,
-)
-
 _ADMINISTERED: Final = r"(?:NO_WRITE_TO_BINLOG\s+|LOCAL\s+)?TABLES?"
 _IMPLICIT_COMMIT: Final = re.compile(
     rf"(?:\s|--[^\n]*(?:\n|\Z)|\#[^\n]*(?:\n|\Z)|/\*(?!!|M!).*?\*/|;)*"
@@ -44,7 +36,6 @@ _IMPLICIT_COMMIT: Final = re.compile(
     rf"|SET\b[^'\"`;]*?\bAUTOCOMMIT\s*:?=\s*(?!0\b|OFF\b|FALSE\b)\w+)",
     re.IGNORECASE | re.DOTALL,
 )
-_LONGEST: Final = 80  # characters of a statement that an error shows
 
 
 def implicit_commit(sql: str) -> str | None:
@@ -57,7 +48,7 @@ def implicit_commit(sql: str) -> str | None:
     return None if found is None else " ".join(found[1].split())
 
 
-def control_statement(sql: str) -> str | None:
+def control_statement(sql: str, family: str = "postgresql") -> str | None:
     """The transaction control statement in `sql` (`COMMIT`, `ROLLBACK`, `START TRANSACTION`, …), or None.
 
     Savepoint statements, including `ROLLBACK TO`, do not count. Checks every statement of a text with several, except in
@@ -65,78 +56,11 @@ def control_statement(sql: str) -> str | None:
     """
     found = _AT_START.match(sql)
     if found is None and ";" in sql and _DEFINITION.match(sql) is None:
-        for token in _TOKEN.finditer(sql):
-            if token["end"] is not None:
-                found = _AT_START.match(sql, token.end())
-                if found is not None:
-                    break
+        found = next(filter(None, map(_AT_START.match, plain(sql, family).split(";"))), None)
     return None if found is None else " ".join(found[1].upper().split())
 
 
-class Watch:
-    """Watches one transaction; see `StoreTransaction.watch`.
-
-    Args:
-        effects: Of the store.
-        routines: Asks the database, on the transaction's connection.
-
-    Attributes:
-        is_harmless: See `SessionEffects`: such a statement need not be seen.
-        shares: Whether others use the transaction too.
-        refused: What the current unit was about to do when it was refused.
-        has_changed_session: Whether something was left behind in the session.
-    """
-
-    __slots__ = ("_effects", "_routines", "has_changed_session", "is_harmless", "refused", "shares")
-
-    def __init__(self, effects: SessionEffects, routines: Routines) -> None:
-        self._effects = effects
-        self._routines = routines
-        self.is_harmless = effects.is_harmless
-        self.shares = False
-        self.refused: str | None = None
-        self.has_changed_session = False
-
-    def see(self, sql: str, parameters: Any) -> None:
-        """Called before each statement.
-
-        Raises:
-            RunAloneError: It would leave something behind, and others share the transaction. It must not be executed.
-        """
-        effect = self._effects.of(sql, parameters, self._routines)
-        if effect is not Effect.NONE:
-            self._seen(" ".join(sql.split())[:_LONGEST], changes_session=effect is Effect.SESSION)
-
-    def see_driver(self, call: str) -> None:
-        """Called before something whose statements are not seen, such as the driver's own connection.
-
-        Raises: as for `see`.
-        """
-        self._seen(call, changes_session=True)
-
-    def see_past(self, call: str) -> None:
-        """Called after something whose statements were not seen. The unit is undone, and the connection replaced.
-
-        Raises: as for `see`.
-        """
-        self.has_changed_session = True
-        self._seen(call, changes_session=True)
-
-    def see_cursor(self, call: str) -> None:
-        """Called before a cursor with a name is opened, which ends with the transaction.
-
-        Raises: as for `see`.
-        """
-        self._seen(call, changes_session=False)
-
-    def _seen(self, what: str, *, changes_session: bool) -> None:
-        if self.shares:
-            self.refused = what
-            raise RunAloneError(what)
-        self.has_changed_session |= changes_session
-
-
-class Batch(Protocol):
+class StatementBatch(Protocol):
     """Statements that are sent without waiting for the response to each."""
 
     def sync(self) -> None:
@@ -146,40 +70,64 @@ class Batch(Protocol):
         """Do the same, and wait for each response from now on."""
 
 
+@dataclass(slots=True, eq=False)
 class Guard:
     """State shared by one transaction's handles: whether the writer or the user is acting, or the transaction has ended.
 
-    `savepoint` is the call that creates a savepoint, for the errors.
+    Attributes:
+        savepoint: The call that creates a savepoint, for the errors.
+        savepoints: How many savepoints these calls have created.
+        lifted: Whether the writer itself is acting.
+        session: The ORM session, if one was created: only then is the ORM loaded.
+        batch: While statements are sent without waiting for their responses.
+        thread: If a coroutine uses the transaction: the only thread that may run statements.
+        executing: SQLAlchemy's context of the statement that is executed now, from its check on; None before.
+        watch: Watches the user's statements, if others use the transaction or its connection afterwards.
     """
 
-    __slots__ = (
-        *("batch", "ended", "executing", "lifted", "savepoint", "savepoints", "session", "thread", "transactional_id"),
-        "watch",
-    )
-
-    def __init__(self, transactional_id: str, savepoint: str) -> None:
-        self.transactional_id = transactional_id
-        self.savepoint = savepoint
-        self.savepoints = 0
-        """How many savepoints these calls have created."""
-        self.lifted = True
-        """The writer itself is acting."""
-        self.ended = False
-        self.session: Any = None
-        """The ORM session, if one was created: only then is the ORM loaded."""
-        self.batch: Batch | None = None
-        """While statements are sent without waiting for their responses."""
-        self.thread: int | None = None
-        """If a coroutine uses the transaction: the only thread that may run statements."""
-        self.executing: object = None
-        """SQLAlchemy's context of the statement that is executed now, from its check on; None before."""
-        self.watch: Watch | None = None
-        """Watches the user's statements, if others use the transaction or its connection afterwards."""
+    transactional_id: str
+    savepoint: str
+    savepoints: int = 0
+    lifted: bool = True
+    ended: bool = False
+    session: Any = None
+    batch: StatementBatch | None = None
+    thread: int | None = None
+    executing: object = None
+    watch: StatementWatch | None = None
 
     def refuse(self, call: str) -> NoReturn:
         """Raise for a call that would end or replace the transaction."""
         self.check_open()
         raise control_refused(call, self.transactional_id, savepoints=self.savepoint)
+
+    def check_writer(self, call: str) -> None:
+        """Refuse a call, unless the writer itself makes it."""
+        if not self.lifted:
+            self.refuse(call)
+
+    def check_statement(self, sql: str, parameters: Any, family: str) -> None:
+        """Refuse a statement of the user's that would end the transaction, and have the others watched."""
+        watch = self.watch
+        if watch is not None and watch.is_harmless(sql):
+            return
+        control = control_statement(sql, family)
+        if control is not None:
+            self.refuse(control)
+        if family == "mysql" and (implicit := implicit_commit(sql)) is not None:
+            self.refuse_implicit_commit(implicit)
+        if watch is not None:
+            watch.see(sql, parameters)
+
+    def see_call(self, call: str, effect: Effect = Effect.SESSION) -> None:
+        """Have a call watched whose statements are not seen."""
+        if self.watch is not None:
+            self.watch.see_call(call, effect)
+
+    def end_batch(self) -> None:
+        """Wait for the responses to all statements that were sent, and for each response from now on."""
+        if self.batch is not None:
+            self.batch.end()
 
     def refuse_implicit_commit(self, statement: str) -> NoReturn:
         """Raise for a statement that makes the database commit the transaction implicitly."""
@@ -221,8 +169,7 @@ class OwnedTransaction(RootTransaction):
 
     def commit(self) -> None:
         """Only the writer may call this."""
-        if not self.connection.guard.lifted:
-            self.connection.guard.refuse("get_transaction().commit()")
+        self.connection.guard.check_writer("get_transaction().commit()")
         super().commit()
 
     def rollback(self) -> None:
@@ -232,18 +179,38 @@ class OwnedTransaction(RootTransaction):
             # A flush has failed and the session calls our rollback. Raising would hide the user's error. The session is
             # inactive from here on, which `record` checks: the transaction can't be committed any more.
             return
-        if not self.connection.guard.lifted:
-            self.connection.guard.refuse("get_transaction().rollback()")
+        self.connection.guard.check_writer("get_transaction().rollback()")
         super().rollback()
 
     def close(self) -> None:
         """Only the writer may call this."""
-        if not self.connection.guard.lifted:
-            self.connection.guard.refuse("get_transaction().close()")
+        self.connection.guard.check_writer("get_transaction().close()")
         super().close()
 
     def __enter__(self) -> NoReturn:
         self.connection.guard.refuse("`with` on the transaction")
+
+
+def _checked(name: str, ours: Callable[..., Any]) -> Any:
+    """A method of Connection that executes a statement: `ours` for the writer's, SQLAlchemy's for the user's."""
+    users = getattr(Connection, name)
+
+    def execute(self: GuardedConnection, statement: Any, *args: Any, **kwargs: Any) -> Any:
+        guard = self.guard
+        if guard.ended:
+            guard.check_open()
+        if guard.lifted:
+            return ours(self, statement, *args, **kwargs)
+        if guard.thread is not None:
+            guard.check_thread()
+        guard.executing = None
+        result = users(self, statement, *args, **kwargs)
+        if guard.executing is None and guard.watch is not None:
+            guard.watch.see_past("a listener that executes a statement itself")
+        return result
+
+    execute.__doc__ = f"As Connection.{name}."
+    return execute
 
 
 class GuardedConnection(OwnConnection):
@@ -323,80 +290,44 @@ class GuardedConnection(OwnConnection):
     def _pooled(self) -> PoolProxiedConnection:
         return super().connection
 
-    def _begin_statement(self) -> bool:
-        """Called before a statement; returns whether it is the user's, whose text `check_statements` checks."""
-        guard = self.guard
-        if guard.ended:
-            guard.check_open()
-        if guard.lifted:
-            return False
-        if guard.thread is not None:
-            guard.check_thread()
-        guard.executing = None
-        return True
-
-    def _end_statement(self) -> None:
-        if self.guard.executing is None and self.guard.watch is not None:
-            self.guard.watch.see_past("a listener that executes a statement itself")
-
     # --- what ends or replaces the transaction ----------------------------------------------------------------------------
 
     def begin(self) -> RootTransaction:
         """Only the writer may call this."""
-        if not self.guard.lifted:
-            self.guard.refuse("begin()")
+        self.guard.check_writer("begin()")
         self._has_events = self._users_has_events
         begun = OwnedTransaction(self)  # it puts itself in place, as RootTransaction does
         self._has_events = False
         return begun
 
-    def begin_twophase(self, xid: Any | None = None) -> NoReturn:
-        """Refused."""
-        del xid
-        self.guard.refuse("begin_twophase()")
-
     def commit(self) -> None:
         """Only the writer may call this."""
-        if not self.guard.lifted:
-            self.guard.refuse("commit()")
+        self.guard.check_writer("commit()")
         self._show_to_users_listeners()
         super().commit()
 
     def rollback(self) -> None:
         """Only the writer may call this."""
-        if not self.guard.lifted:
-            self.guard.refuse("rollback()")
+        self.guard.check_writer("rollback()")
         self._show_to_users_listeners()
         super().rollback()
 
     def close(self) -> None:
         """Only the writer may call this."""
-        if not self.guard.lifted:
-            self.guard.refuse("close()")
+        self.guard.check_writer("close()")
         super().close()
 
     def invalidate(self, exception: BaseException | None = None) -> None:
         """Only the writer may call this, and SQLAlchemy itself, which passes the error that broke the connection."""
-        if exception is None and not self.guard.lifted:
-            self.guard.refuse("invalidate()")
+        if exception is None:
+            self.guard.check_writer("invalidate()")
         super().invalidate(exception)
 
-    def detach(self) -> None:
-        """Refused."""
-        self.guard.refuse("detach()")
-
-    def commit_prepared(self, xid: Any, recover: bool = False) -> None:
-        """Refused."""
-        del xid, recover
-        self.guard.refuse("commit_prepared()")
-
-    def rollback_prepared(self, xid: Any, recover: bool = False) -> None:
-        """Refused."""
-        del xid, recover
-        self.guard.refuse("rollback_prepared()")
-
-    def __enter__(self) -> NoReturn:
-        self.guard.refuse("`with` on the connection (it would close it)")
+    begin_twophase = refused("begin_twophase()", "guard.refuse")
+    detach = refused("detach()", "guard.refuse")
+    commit_prepared = refused("commit_prepared()", "guard.refuse")
+    rollback_prepared = refused("rollback_prepared()", "guard.refuse")
+    __enter__ = refused("`with` on the connection (it would close it)", "guard.refuse")
 
     # --- what can't be used any more once the transaction has ended -------------------------------------------------------
 
@@ -406,8 +337,8 @@ class GuardedConnection(OwnConnection):
         guard = self.guard
         if guard.ended:
             guard.check_open()
-        if guard.watch is not None and not guard.lifted:
-            guard.watch.see_driver("tx.db.connection")
+        if not guard.lifted:
+            guard.see_call("tx.db.connection")
         return super().connection
 
     @property
@@ -418,29 +349,9 @@ class GuardedConnection(OwnConnection):
             self._info_before = dict(info)
         return info
 
-    def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Connection.execute."""
-        if not self._begin_statement():
-            return super().execute(statement, *args, **kwargs)
-        result = Connection.execute(self, statement, *args, **kwargs)
-        self._end_statement()
-        return result
-
-    def scalar(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Connection.scalar."""
-        if not self._begin_statement():
-            return super().scalar(statement, *args, **kwargs)
-        result = Connection.scalar(self, statement, *args, **kwargs)
-        self._end_statement()
-        return result
-
-    def exec_driver_sql(self, statement: str, *args: Any, **kwargs: Any) -> Any:
-        """As Connection.exec_driver_sql."""
-        if not self._begin_statement():
-            return super().exec_driver_sql(statement, *args, **kwargs)
-        result = super().exec_driver_sql(statement, *args, **kwargs)
-        self._end_statement()
-        return result
+    execute = _checked("execute", OwnConnection.execute)
+    scalar = _checked("scalar", OwnConnection.scalar)
+    exec_driver_sql = _checked("exec_driver_sql", OwnConnection.exec_driver_sql)
 
     def begin_nested(self) -> Any:
         """A savepoint, as Connection.begin_nested."""
@@ -466,27 +377,16 @@ def _check(cursor: Any, statement: str, parameters: Any, context: Any) -> None:
     if not isinstance(connection, GuardedConnection) or connection.guard.lifted:
         return
     guard = connection.guard
-    watch = guard.watch
-    if watch is not None:
+    if guard.watch is not None:
         if guard.executing is not context and _has_run(cursor):  # the rows of one INSERT may take several executions
-            watch.see_past("a listener that executes something with the cursor")
+            guard.watch.see_past("a listener that executes something with the cursor")
         guard.executing = context
-        if watch.is_harmless(statement):
-            return
-    control = control_statement(statement)
-    if control is not None:
-        guard.refuse(control)
-    if connection.dialect.name in _COMMITS_BY_ITSELF and (implicit := implicit_commit(statement)) is not None:
-        guard.refuse_implicit_commit(implicit)
-    if watch is not None:
-        watch.see(statement, parameters)
+    guard.check_statement(statement, parameters, connection.home.dialect.family)
 
 
 def _check_without_parameters(cursor: Any, statement: str, context: Any) -> None:
     _check(cursor, statement, (), context)
 
-
-_COMMITS_BY_ITSELF: Final = ("mysql", "mariadb")  # SQLAlchemy's names
 
 _CHECKS: Final[dict[str, Callable[..., None]]] = {
     "do_execute": _check,
@@ -498,14 +398,3 @@ _CHECKS: Final[dict[str, Callable[..., None]]] = {
 def _has_run(cursor: Any) -> bool:
     """Whether something was executed with a cursor, of any driver."""
     return cursor.rowcount != -1 or getattr(cursor, "statusmessage", None) is not None
-
-
-def refused(call: str, guard: str = "guard") -> Callable[..., NoReturn]:
-    """A method that refuses a call, by the guard that its object has as the attribute `guard`."""
-
-    def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
-        found: Guard = getattr(self, guard)
-        found.refuse(call)
-
-    refuse.__doc__ = "Refused."
-    return refuse

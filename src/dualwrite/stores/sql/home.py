@@ -20,13 +20,11 @@ from sqlalchemy.sql.elements import ClauseElement, quoted_name
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.dialect import StoreDialect
-from dualwrite.stores.sql.tables import TABLE_NAME, metadata
+from dualwrite.stores.sql.tables import MYSQL, TABLE_NAME, metadata
 
 _OPTION: Final = "dualwrite_home"
 SHARED_CONNECTIONS: Final = "dualwrite_shared_connections"
 """The option of an engine whose new connections may have been used before, since they come from another pool."""
-SCHEMAS_ARE_DATABASES: Final = ("mysql", "mariadb")
-"""SQLAlchemy's names."""
 _found_before: Final[WeakKeyDictionary[Pool, Mapping[str, str]]] = WeakKeyDictionary()
 """What the stores on each engine of this process have found; those made from one engine share its pool."""
 _KEPT: Final = 128
@@ -41,7 +39,7 @@ class Home:
 
     Args:
         engine: The store's engine.
-        dialect: Looks the schemas up.
+        dialect: The database's; looks the schemas up.
         given: The schema that the user has chosen, or None.
         is_ours: Whether nobody else uses the engine. Otherwise a connection in its pool may have settings of a user's block,
             and a new one is opened to look at the tables.
@@ -49,7 +47,7 @@ class Home:
 
     def __init__(self, engine: Engine, dialect: StoreDialect, given: str | None, *, is_ours: bool) -> None:
         self._engine = engine
-        self._dialect = dialect
+        self.dialect = dialect
         self.given = given
         self._is_ours = is_ours
         self._found: Mapping[str, str] = {}
@@ -72,7 +70,7 @@ class Home:
         try:
             is_new = not self._engine.get_execution_options().get(SHARED_CONNECTIONS)
             with Connection(self._engine, pool.connect()) as connection:
-                found = self._dialect.schemas_of_tables(connection, is_new=is_new)
+                found = self.dialect.schemas_of_tables(connection, is_new=is_new)
         finally:
             if pool is not self._engine.pool:
                 pool.dispose()
@@ -92,7 +90,7 @@ class Home:
             schema = self.schema(table)
             if schema is None:
                 return table
-            name = self._names[table] = f"{_quoted(self._engine.dialect.name, schema)}.{table}"
+            name = self._names[table] = f"{quoted(self._engine.dialect.name, schema)}.{table}"
         return name
 
     def _statement(self, statement: ClauseElement) -> ClauseElement:
@@ -143,34 +141,15 @@ def found_schema(engine: Engine, dialect: StoreDialect, table: str, *, is_ours: 
     return home.schema(table)
 
 
-def home_of(engine: Engine) -> Home | None:
-    """Where the tables of an engine's store are; None for an engine that no store has made."""
-    home: Home | None = engine.get_execution_options().get(_OPTION)
+def home_of(engine: Engine) -> Home:
+    """Where the tables of a store's engine are."""
+    home: Home = engine.get_execution_options()[_OPTION]
     return home
 
 
-def look_up_tables(engine: Engine) -> None:
-    """Look up where our tables are, before a connection is taken from a pool that is not the engine's."""
-    home = home_of(engine)
-    if home is not None:
-        home.look_up()
-
-
-def full_name(engine: Engine, table: str = TABLE_NAME) -> str:
-    """The name of one of our tables in SQL text, without placeholders."""
-    home = home_of(engine)
-    return table if home is None else home.name(table)
-
-
-def schema_of(engine: Engine) -> str | None:
-    """The schema of our tables, or None if it is not known."""
-    home = home_of(engine)
-    return None if home is None else home.schema()
-
-
 def given_schema(engine: Engine) -> str | None:
-    """The schema that the user has given, or None."""
-    home = home_of(engine)
+    """The schema that the user has given, or None; of an engine that no store has made, too."""
+    home: Home | None = engine.get_execution_options().get(_OPTION)
     return None if home is None else home.given
 
 
@@ -182,36 +161,32 @@ class OwnConnection(Connection):
     """
 
     def __init__(self, engine: Engine, pooled: PoolProxiedConnection | None = None) -> None:
-        self._home = home_of(engine)
-        if self._home is not None:
-            self._home.look_up()
+        self.home = home_of(engine)
+        self.home.look_up()
         super().__init__(engine, pooled)
 
     def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.execute."""
-        if self._home is not None:
-            statement = self._home.placed(statement)
-        return super().execute(statement, *args, **kwargs)
+        return super().execute(self.home.placed(statement), *args, **kwargs)
 
     def scalar(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.scalar."""
-        if self._home is not None:
-            statement = self._home.placed(statement)
-        return super().scalar(statement, *args, **kwargs)
+        return super().scalar(self.home.placed(statement), *args, **kwargs)
 
 
 @cache
 def _in_schema(table: Table, schema: str, dialect: str) -> Table:
     """A copy of the table, whose schema no `schema_translate_map` replaces."""
     # quoted here for MySQL: SQLAlchemy would quote as the sql_mode of its first connection says
-    name = quoted_name(_quoted(dialect, schema).replace("%", "%%"), quote=False) if dialect in SCHEMAS_ARE_DATABASES else schema
+    name = quoted_name(quoted(dialect, schema).replace("%", "%%"), quote=False) if dialect in MYSQL else schema
     copy = table.to_metadata(MetaData(), schema=name)
     copy._use_schema_map = False  # noqa: SLF001  (SQLAlchemy has no public way; test_settings_of_the_session notices)
     return copy
 
 
-def _quoted(dialect: str, name: str) -> str:
-    quote = "`" if dialect in SCHEMAS_ARE_DATABASES else '"'
+def quoted(dialect: str, name: str) -> str:
+    """A name in SQL that goes to the driver as it is: SQLAlchemy's own quoting doubles each percent sign."""
+    quote = "`" if dialect in MYSQL else '"'
     return f"{quote}{name.replace(quote, 2 * quote)}{quote}"
 
 
@@ -231,7 +206,7 @@ def refuse_without_schemas(name: str, schema: str | None) -> None:
 
 def schema_script(dialect_name: str, quoted_schema: str) -> str:
     """The statement after which a script creates its tables in the schema."""
-    return f"USE {quoted_schema};" if dialect_name in SCHEMAS_ARE_DATABASES else f"SET search_path TO {quoted_schema};"
+    return f"USE {quoted_schema};" if dialect_name in MYSQL else f"SET search_path TO {quoted_schema};"
 
 
 @contextmanager
@@ -252,7 +227,7 @@ def made_in_schema(connection: Connection, schema: str | None) -> Iterator[None]
         )
     before = connection.scalar(text("SELECT current_setting('search_path')"))
     setting = text("SELECT set_config('search_path', :path, true)")
-    connection.execute(setting, {"path": connection.dialect.identifier_preparer.quote_identifier(schema)})
+    connection.execute(setting, {"path": quoted(connection.dialect.name, schema)})
     yield
     connection.execute(setting, {"path": before})
 
@@ -268,13 +243,13 @@ def script_in_schema(dialect: Dialect, schema: str | None, write: Callable[[str]
         return
     refuse_without_schemas(dialect.name, schema)
     _refuse_another_database(dialect.name, schema)
-    write(f"SET LOCAL search_path TO {dialect.identifier_preparer.quote_identifier(schema)};\n")
+    write(f"SET LOCAL search_path TO {quoted(dialect.name, schema)};\n")
     yield
     write("SET LOCAL search_path TO DEFAULT;\n")
 
 
 def _refuse_another_database(dialect_name: str, schema: str) -> None:
-    if dialect_name in SCHEMAS_ARE_DATABASES:
+    if dialect_name in MYSQL:
         raise ConfigurationError(
             "On MariaDB and MySQL our tables can't be created in another database than the connection's.",
             next_step=f"run `dualwrite db upgrade --schema {schema}`, or pass the URL of that database",

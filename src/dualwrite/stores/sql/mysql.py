@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal
 
 from pymysql import Connection as PyMySQLConnection
@@ -16,100 +17,61 @@ from sqlalchemy.exc import DBAPIError
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.sql.dialect import WORK_TIME, ErrorClass, StoreDialect, driver_connection, driver_error
-from dualwrite.stores.sql.home import schema_of
-from dualwrite.stores.sql.session_text import Routine
+from dualwrite.stores.sql.home import home_of
+from dualwrite.stores.sql.rights import Right
 from dualwrite.stores.sql.tables import TABLE_NAME
-
-_VARIABLES: Final = (
-    "innodb_flush_log_at_trx_commit",
-    "innodb_flush_method",
-    "innodb_doublewrite",
-    "innodb_read_only",
-    "log_bin",
-    "sql_log_bin",
-    "sync_binlog",
-    "read_only",
-    "super_read_only",
-    "tx_read_only",  # MariaDB
-    "transaction_read_only",  # MySQL, and MariaDB from 11.1 on
-    *(f"rpl_semi_sync_{role}_{name}" for role in ("master", "source") for name in ("enabled", "timeout", "wait_point")),
-    "rpl_semi_sync_master_wait_no_slave",
-    "rpl_semi_sync_source_wait_no_replica",
-    "group_replication_group_name",
-    "group_replication_single_primary_mode",
-    "group_replication_consistency",
-    "wsrep_on",
-    "wsrep_provider",
-)
-_STATUS: Final = (
-    "Innodb_redo_log_enabled",  # MySQL
-    "Rpl_semi_sync_master_status",
-    "Rpl_semi_sync_source_status",
-    "Slaves_connected",  # MariaDB
-)
-_ABOUT: Final = ("version", "version_comment", "aurora_version")
-_PRODUCTS: Final = ("TiDB", "OceanBase", "Vitess", "SingleStore")
-
 
 _MARKER: Final = "dualwrite_transaction"
 _NO_SUCH_SAVEPOINT: Final = 1305
 _LOCK_TIMEOUT: Final = 1205
+_PREVENTED: Final = 1290
+"""An option prevents the statement: `--read-only`, but also `--secure-file-priv` and others, which are permanent."""
 _LOST_CONNECTION: Final = "08"  # SQLSTATE; also from a node of a Galera cluster that is not ready
-_ERROR_CLASSES: Final = {
-    0: ErrorClass.CONNECTION,  # PyMySQL: closed
-    1040: ErrorClass.CONNECTION,  # too many connections
-    1053: ErrorClass.CONNECTION,  # shutdown in progress
-    1077: ErrorClass.CONNECTION,
-    1079: ErrorClass.CONNECTION,
-    1152: ErrorClass.CONNECTION,
-    1184: ErrorClass.CONNECTION,
-    1203: ErrorClass.CONNECTION,  # too many connections of this user
-    1226: ErrorClass.CONNECTION,
-    1927: ErrorClass.CONNECTION,  # MariaDB: killed
-    2002: ErrorClass.CONNECTION,
-    2003: ErrorClass.CONNECTION,
-    2006: ErrorClass.CONNECTION,
-    2013: ErrorClass.CONNECTION,
-    2014: ErrorClass.CONNECTION,
-    2027: ErrorClass.CONNECTION,
-    2055: ErrorClass.CONNECTION,
-    4031: ErrorClass.CONNECTION,  # MySQL: idle for too long
-    1044: ErrorClass.REFUSED,
-    1045: ErrorClass.REFUSED,
-    1046: ErrorClass.REFUSED,  # no database selected
-    1049: ErrorClass.REFUSED,  # unknown database
-    1129: ErrorClass.REFUSED,
-    1130: ErrorClass.REFUSED,  # this host is not allowed to connect
-    1251: ErrorClass.REFUSED,
-    1698: ErrorClass.REFUSED,
-    1820: ErrorClass.REFUSED,  # the password must be changed
-    1862: ErrorClass.REFUSED,
-    2026: ErrorClass.REFUSED,  # TLS
-    2059: ErrorClass.REFUSED,  # authentication plugin
-    3118: ErrorClass.REFUSED,  # account locked
-    4151: ErrorClass.REFUSED,
-    _LOCK_TIMEOUT: ErrorClass.LOCKED,
-    3572: ErrorClass.LOCKED,  # MySQL: NOWAIT
-    1969: ErrorClass.LOCKED,  # MariaDB: max_statement_time
-    3024: ErrorClass.LOCKED,  # MySQL: max_execution_time
-    1020: ErrorClass.CONFLICT,  # MariaDB: innodb_snapshot_isolation
-    1213: ErrorClass.CONFLICT,
-    3101: ErrorClass.CONFLICT,  # MySQL: group replication
-    1062: ErrorClass.DUPLICATE,
-    1586: ErrorClass.DUPLICATE,
-    1146: ErrorClass.NO_TABLE,
-    1054: ErrorClass.OLD_TABLE,
-    1142: ErrorClass.DENIED,
-    1143: ErrorClass.DENIED,
-    1227: ErrorClass.DENIED,
-    1370: ErrorClass.DENIED,
-    1290: ErrorClass.READ_ONLY,
-    1792: ErrorClass.READ_ONLY,
-    1836: ErrorClass.READ_ONLY,
+_CODES: Final[Mapping[ErrorClass, tuple[int, ...]]] = {
+    ErrorClass.CONNECTION: (
+        *(0, 1077, 1079, 1152, 1184, 2002, 2003, 2006, 2013, 2014, 2027, 2055),  # 0: PyMySQL's own for a closed connection
+        *(1040, 1203, 1226),  # too many connections
+        *(1047, 1053, 1927, 3032, 3168, 3169, 4031),  # Galera is not ready; shutdown; killed; offline; idle for too long
+    ),
+    ErrorClass.REFUSED: (
+        *(1044, 1045, 1046, 1049, 1251, 1698, 1820, 1862, 2059, 3118, 4151),  # user, password or database
+        *(1129, 1130, 2026),  # the host; TLS
+    ),
+    ErrorClass.LOCKED: (_LOCK_TIMEOUT, 1969, 3024, 3572),  # max_statement_time, max_execution_time, NOWAIT
+    ErrorClass.CONFLICT: (
+        *(1020, 1213, 3101),  # innodb_snapshot_isolation; deadlock; group replication
+        *(1412, 1615),  # a migration has changed the table
+    ),
+    ErrorClass.DUPLICATE: (1062, 1586),
+    ErrorClass.NO_TABLE: (1146,),
+    ErrorClass.OLD_TABLE: (1054,),
+    ErrorClass.DENIED: (1142, 1143, 1227, 1370),
+    ErrorClass.READ_ONLY: (
+        *(_PREVENTED, 1792, 1836),
+        *(1036, 1874, 1881),  # innodb_read_only, innodb_force_recovery
+    ),
+    ErrorClass.EXHAUSTED: (
+        *(1021, 1114),  # the disk is full, of which InnoDB says "the table is full"
+        *(1037, 1041, 1206),  # memory, also for locks
+    ),
 }
-_ROLLED_BACK: Final = frozenset({_LOCK_TIMEOUT, 1213, 1290})
+_ERROR_CLASSES: Final = {code: found for found, codes in _CODES.items() for code in codes}
+_OF_FILES: Final = frozenset({3, 1026, 1030})
+"""Errors of the storage engine, or of writing a file, for any reason."""
+_NO_SPACE: Final = re.compile(r"(?:error|errno:|Errcode:) (?:28|122)\b")
+"""ENOSPC and EDQUOT as the reason."""
+_OPTION_OF_READ_ONLY: Final = re.compile("read[-_]only")
+_ROLLED_BACK: Final = frozenset({_LOCK_TIMEOUT, 1213, _PREVENTED})
 """Errors that COMMIT returns before it has begun to commit, and after rolling back: FLUSH TABLES WITH READ LOCK made it wait
 longer than `lock_wait_timeout`; Galera's certification failed; the server has become `read_only`."""
+
+_EXPLAINED: Final = {
+    "SELECT": "EXPLAIN SELECT 1 FROM {}",
+    "INSERT": "EXPLAIN INSERT INTO {} VALUES ()",
+    "UPDATE": "EXPLAIN UPDATE {} SET dualwrite_asks = 1",
+    "DELETE": "EXPLAIN DELETE FROM {}",
+}
+"""What needs a privilege on a table. Nothing is executed; errors about columns come after those about privileges."""
 
 _LIMITS: Final = ("innodb_lock_wait_timeout", "lock_wait_timeout", "wait_timeout")
 """Session variables for our short transactions: the wait for a row, the wait for the table, the time a claimer may pause."""
@@ -120,14 +82,9 @@ _SOCKET_OPTIONS: Final = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 60_000,  # milliseconds; then a COMMIT whose peer is gone is unknown, instead of hanging forever
 }
-_ROUTINES: Final = tuple(
-    text(query).bindparams(bindparam("names", expanding=True))
-    for query in (
-        "SELECT ROUTINE_DEFINITION, ROUTINE_BODY FROM information_schema.ROUTINES WHERE LOWER(ROUTINE_NAME) IN :names",
-        "SELECT ACTION_STATEMENT, 'SQL' FROM information_schema.TRIGGERS WHERE LOWER(EVENT_OBJECT_TABLE) IN :names",
-        "SELECT VIEW_DEFINITION, 'SQL' FROM information_schema.VIEWS WHERE LOWER(TABLE_NAME) IN :names",
-    )
-)
+_OWN_FUNCTIONS: Final = text(
+    "SELECT 1 FROM information_schema.ROUTINES WHERE LOWER(ROUTINE_NAME) IN :names LIMIT 1"
+).bindparams(bindparam("names", expanding=True))
 _AUTOCOMMIT_WAS_ON: Final = "dualwrite.autocommit"
 _SAVED_LIMITS: Final = "dualwrite.limits"
 _MAY_READ_COMMITTED: Final = "dualwrite.may_read_committed"
@@ -142,8 +99,6 @@ class MysqlDialect(StoreDialect):
 
     name: ClassVar[str] = "mysql"
     driver: ClassVar[str] = "pymysql"
-    package: ClassVar[str | None] = "pymysql"
-    extra: ClassVar[str | None] = "mysql"
     family: ClassVar[str] = "mysql"
     read_only_by: ClassVar[str] = (
         "SET SESSION TRANSACTION READ ONLY or transaction_read_only, or the server is a replica (read_only)"
@@ -175,6 +130,24 @@ class MysqlDialect(StoreDialect):
         del is_new
         database = connection.exec_driver_sql("SELECT DATABASE()").scalar()
         return {} if database is None else {TABLE_NAME: database}
+
+    def schemas_with(self, connection: Connection, table: str) -> Sequence[str]:
+        query = "SELECT TABLE_SCHEMA FROM information_schema.TABLES WHERE TABLE_NAME = %s ORDER BY 1"
+        return connection.exec_driver_sql(query, (table,)).scalars().all()
+
+    def missing_rights(self, connection: Connection, rights: Sequence[Right]) -> tuple[str, Sequence[Right]]:
+        """Asked one by one, by statements that are only explained: rights come from roles and patterns of names, too."""
+        missing = []
+        for right in rights:
+            place = ".".join(f"`{name.replace('`', '``')}`" for name in (right.schema, right.name) if name)
+            try:
+                connection.exec_driver_sql(_EXPLAINED[right.privilege].format(place).replace("%", "%%"))
+            except DBAPIError as error:
+                if self.classify(error) is ErrorClass.CONNECTION:
+                    raise
+                if self.classify(error) is ErrorClass.DENIED:
+                    missing.append(right)
+        return (connection.exec_driver_sql("SELECT CURRENT_USER()").scalar_one() if missing else ""), missing
 
     def begin(self, connection: Connection) -> None:
         _start(connection)
@@ -239,31 +212,10 @@ class MysqlDialect(StoreDialect):
         """MySQL's `server_uuid`, MariaDB's `server_uid` if it has one, and the database of our tables."""
         query = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')"
         servers = [f"server {row[1]}" for row in connection.exec_driver_sql(query)]
-        return frozenset(f"{server}, schema {schema_of(connection.engine)}" for server in servers)
+        return frozenset(f"{server}, schema {home_of(connection.engine).schema()}" for server in servers)
 
-    def durability(self, connection: Connection) -> Mapping[str, str]:
-        """Variables and status by their names.
-
-        `engine` is our table's storage engine, which is transactional only if it is InnoDB. `product` is there if the server is
-        another one than MariaDB or MySQL; its variables then don't show how it stores a commit.
-        """
-        found = _shown(connection, "VARIABLES", _VARIABLES) | _shown(connection, "GLOBAL STATUS", _STATUS)
-        about = _shown(connection, "VARIABLES", _ABOUT)
-        product = next((name for name in _PRODUCTS if name.lower() in " ".join(about.values()).lower()), None)
-        if product is not None or "aurora_version" in about:
-            found["product"] = product or "Amazon Aurora"
-        engine = connection.exec_driver_sql(
-            "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s",
-            (schema_of(connection.engine), TABLE_NAME),
-        ).scalar()
-        return found if engine is None else {**found, "engine": engine}
-
-    def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
-        return [
-            Routine(source, language or "SQL")
-            for query in _ROUTINES
-            for source, language in connection.execute(query, {"names": list(names)}).all()
-        ]
+    def has_own_functions(self, connection: Connection, names: frozenset[str]) -> bool:
+        return connection.scalar(_OWN_FUNCTIONS, {"names": list(names)}) is not None
 
     # --- errors -----------------------------------------------------------------------------------------------------------
 
@@ -285,7 +237,10 @@ class MysqlDialect(StoreDialect):
         if not isinstance(error, PyMySQLError):
             return ErrorClass.OTHER
         code = _code(error)
-        if code in _ERROR_CLASSES:
+        text = str(error)
+        if code in _OF_FILES and _NO_SPACE.search(text):
+            return ErrorClass.EXHAUSTED
+        if code in _ERROR_CLASSES and (code != _PREVENTED or _OPTION_OF_READ_ONLY.search(text)):
             return _ERROR_CLASSES[code]
         sqlstate = getattr(error, "sqlstate", None)  # from PyMySQL 1.2 on
         if lost or isinstance(error, InterfaceError) or (sqlstate is not None and sqlstate.startswith(_LOST_CONNECTION)):
@@ -315,12 +270,6 @@ def _connected(raw: Any, _record: object) -> None:
             option = getattr(socket, name, None)  # not every system has each
             if option is not None:
                 raw._sock.setsockopt(socket.IPPROTO_TCP, option, value)  # noqa: SLF001  (there is no public way)
-
-
-def _shown(connection: Connection, what: str, names: Iterable[str]) -> dict[str, str]:
-    """Those of the names that the server has, with their values."""
-    listed = ", ".join(f"'{name}'" for name in names)
-    return {row[0]: row[1] for row in connection.exec_driver_sql(f"SHOW {what} WHERE Variable_name IN ({listed})")}
 
 
 def _start(connection: Connection, isolation: str | None = None) -> None:

@@ -9,7 +9,8 @@ from sqlalchemy import Connection, event
 from sqlalchemy.orm import InstanceState, Session, SessionTransaction, make_transient, scoped_session, sessionmaker
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.guard import GuardedConnection, refused
+from dualwrite.stores.sql.guard import GuardedConnection
+from dualwrite.stores.store_transaction import refused
 
 SessionSource = sessionmaker[Any] | scoped_session[Any] | type[Session]
 """What sessions may be created from: a sessionmaker (scoped or not), or a Session class."""
@@ -94,13 +95,13 @@ class GuardedSession(Session):
             self._guard.refuse("session.begin()")
         return super().begin(nested=True)
 
-    commit = refused("session.commit()", "_guard")
-    rollback = refused("session.rollback()", "_guard")
-    prepare = refused("session.prepare()", "_guard")
-    reset = refused("session.reset()", "_guard")
-    invalidate = refused("session.invalidate()", "_guard")
-    get_transaction = refused("session.get_transaction()", "_guard")  # could only be used to commit or roll back
-    __enter__ = refused("`with` on the session (it would close it)", "_guard")
+    commit = refused("session.commit()", "_guard.refuse")
+    rollback = refused("session.rollback()", "_guard.refuse")
+    prepare = refused("session.prepare()", "_guard.refuse")
+    reset = refused("session.reset()", "_guard.refuse")
+    invalidate = refused("session.invalidate()", "_guard.refuse")
+    get_transaction = refused("session.get_transaction()", "_guard.refuse")  # could only be used to commit or roll back
+    __enter__ = refused("`with` on the session (it would close it)", "_guard.refuse")
 
     def close(self) -> None:
         """Only the writer may call this."""

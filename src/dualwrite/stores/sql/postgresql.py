@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, ClassVar, Final, cast
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar, Final
 
 from psycopg import Connection as PsycopgConnection
 from psycopg import Cursor as PsycopgCursor
@@ -17,80 +15,52 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, event, func, literal_column, select, text
 
-from dualwrite.errors import StoreError
-from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_error
-from dualwrite.stores.sql.home import Home, OwnConnection, full_name, home_of, schema_of
-from dualwrite.stores.sql.postgresql_catalog import routines, schemas_as_connected, schemas_in_search_path
-from dualwrite.stores.sql.postgresql_pipeline import (
+from dualwrite.errors import ConfigurationError, StoreError
+from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, Outgoing, StoreDialect, driver_error
+from dualwrite.stores.sql.home import OwnConnection, home_of
+from dualwrite.stores.sql.postgresql_outgoing import (
     MARKER,
-    PostgresqlMergedStatements,
+    PostgresqlOutgoing,
     begun_with,
     has_listeners,
     is_idle,
     raw_connection,
 )
 from dualwrite.stores.sql.psycopg_sources import RecipeConnection, has_no_encoding
-from dualwrite.stores.sql.session_text import Routine
+from dualwrite.stores.sql.rights import Right
 from dualwrite.stores.sql.sql_errors import address
 from dualwrite.stores.sql.tables import TABLE_NAME, Words, decoded
 from dualwrite.stores.sql.tables import state_table as t
 
 log = logging.getLogger(__name__)
 
-_SERVICES: Final[Mapping[str, str]] = {
-    "rds": "Amazon RDS",
-    "cloudsql": "Google Cloud SQL",
-    "alloydb": "Google AlloyDB",
-    "azure": "Azure Database",
-    "neon": "Neon",
-}
-"""By the first part of the names of their own settings."""
-
-_SETTINGS: Final = text(
-    "SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN "
-    "('fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names', 'transaction_read_only')"
-)
-_PRODUCT: Final = text(
-    "SELECT pg_catalog.version() AS version, "
-    "EXISTS (SELECT 1 FROM pg_catalog.pg_proc WHERE proname = 'aurora_version') AS is_aurora, "
-    "(SELECT pg_catalog.min(pg_catalog.split_part(name, '.', 1)) FROM pg_catalog.pg_settings "
-    "WHERE name LIKE '%.%' AND pg_catalog.split_part(name, '.', 1) IN :services) AS service"
-).bindparams(bindparam("services", list(_SERVICES), expanding=True))
-_PERSISTENCE: Final = text(
-    "SELECT c.relpersistence::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-    "WHERE c.relname = :name AND n.nspname = COALESCE(:schema, pg_catalog.current_schema())"
-)
-_STANDBYS: Final = text(  # sync_state is hidden from users without pg_read_all_stats
-    "SELECT pg_catalog.count(*) AS attached, pg_catalog.count(sync_state) AS visible, "
-    "pg_catalog.count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) AS synchronous FROM pg_catalog.pg_stat_replication "
-    "WHERE state IS DISTINCT FROM 'backup' "
-    "AND pid NOT IN (SELECT active_pid FROM pg_catalog.pg_replication_slots "
-    "WHERE slot_type = 'logical' AND active_pid IS NOT NULL)"
-)
-
-
 _LOST_CONNECTION: Final = ("08", "57P0")
 _INVALID_AUTHORIZATION: Final = "28"
 # With these the server may have ended the session at any moment of COMMIT, or reports that the outcome is unknown (40003).
 _UNKNOWN: Final = ("08", "57P0", "40003", "58", "XX")
-_ERROR_CLASSES: Final = {
-    "55P03": ErrorClass.LOCKED,  # lock_not_available: lock_timeout
-    "57014": ErrorClass.LOCKED,  # query_canceled: statement_timeout
-    "25P03": ErrorClass.CONNECTION,  # idle_in_transaction_session_timeout
-    "25P04": ErrorClass.CONNECTION,  # transaction_timeout
-    "40001": ErrorClass.CONFLICT,
-    "40P01": ErrorClass.CONFLICT,
-    "23505": ErrorClass.DUPLICATE,
-    "42P01": ErrorClass.NO_TABLE,
-    "3F000": ErrorClass.NO_TABLE,  # no schema in search_path
-    "42703": ErrorClass.OLD_TABLE,
-    "42501": ErrorClass.DENIED,
-    "25006": ErrorClass.READ_ONLY,
-    "25P02": ErrorClass.ABORTED,
-    "26000": ErrorClass.PREPARED,  # invalid_sql_statement_name
-    "42P05": ErrorClass.PREPARED,  # duplicate_prepared_statement
-    "53300": ErrorClass.CONNECTION,  # too many connections
+_CODES: Final[Mapping[ErrorClass, tuple[str, ...]]] = {
+    ErrorClass.LOCKED: ("55P03", "57014"),  # lock_timeout, statement_timeout
+    ErrorClass.CONNECTION: (
+        *("25P03", "25P04"),  # idle_in_transaction_session_timeout, transaction_timeout
+        "53300",  # too many connections
+    ),
+    ErrorClass.CONFLICT: ("40001", "40P01"),
+    ErrorClass.DUPLICATE: ("23505",),
+    ErrorClass.NO_TABLE: ("42P01", "3F000"),  # 3F000: no schema in search_path
+    ErrorClass.OLD_TABLE: ("42703",),
+    ErrorClass.DENIED: ("42501",),
+    ErrorClass.READ_ONLY: ("25006",),
+    ErrorClass.ABORTED: ("25P02",),
+    ErrorClass.PREPARED: ("26000", "42P05"),  # invalid_sql_statement_name, duplicate_prepared_statement
+    ErrorClass.EXHAUSTED: ("53000", "53100", "53200", "58030"),  # file descriptors, disk_full, out_of_memory, io_error
 }
+_ERROR_CLASSES: Final = {code: found for found, codes in _CODES.items() for code in codes}
+_OF_ROUTINES: Final = {
+    ("0A000", "RevalidateCachedQuery"): ErrorClass.CONFLICT,  # cached plan must not change result type: a migration came
+    ("54000", "GetNewTransactionId"): ErrorClass.EXHAUSTED,  # until a VACUUM, there are no more transaction ids
+    ("54000", "GetNewMultiXactId"): ErrorClass.EXHAUSTED,
+}
+"""By the server's routine too, as the code alone means other things; the text depends on lc_messages."""
 _REFUSALS: Final = (
     "authentication failed",
     "no pg_hba.conf entry",
@@ -133,6 +103,48 @@ _WHEREABOUTS: Final[ColumnElement[str]] = literal_column(
     "WHERE d.datname = pg_catalog.current_database())",
     Words,
 )
+# --- catalogs: which functions users have made, where our tables are, and what a role may do with them ------------------------
+
+_OWN_FUNCTIONS: Final = text(
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.proname = ANY(CAST(CAST(:names AS text[]) AS name[])) "
+    "AND p.oid >= 16384 AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d "
+    "WHERE d.classid = CAST('pg_catalog.pg_proc' AS pg_catalog.regclass) AND d.objid = p.oid AND d.deptype = 'e'))"
+)
+"""PostgreSQL's own objects have an oid below 16384; `e` is a part of an extension. The cast cuts names as PostgreSQL does."""
+_TABLES: Final = text(
+    "SELECT c.relname, n.nspname, pg_catalog.pg_backend_pid() AS pid FROM pg_catalog.pg_class c "
+    "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE c.relkind IN ('r', 'p', 'v', 'f') AND pg_catalog.left(c.relname::text, 6) = 'kafka_' "
+    "AND n.nspname = ANY (pg_catalog.current_schemas(false)) AND pg_catalog.left(n.nspname::text, 8) <> 'pg_temp_' "
+    "ORDER BY pg_catalog.array_position(pg_catalog.current_schemas(false), n.nspname) DESC"
+)
+"""The tables that unqualified names may mean, the first schema of the search_path last; no temporary ones."""
+_PID: Final = text("SELECT pg_catalog.pg_backend_pid()")
+_AS_CONNECTED: Final = text(
+    "SELECT pg_catalog.set_config('search_path', reset_val, true) FROM pg_catalog.pg_settings WHERE name = 'search_path'"
+)
+
+_SCHEMAS_WITH: Final = text(
+    "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+    "WHERE c.relname = :name AND c.relkind IN ('r', 'p') AND pg_catalog.left(n.nspname::text, 8) <> 'pg_temp_' ORDER BY 1"
+)
+_MISSING_RIGHTS: Final = text(
+    """
+    SELECT w.number, CAST(current_user AS text) AS role
+    FROM ROWS FROM (pg_catalog.unnest(CAST(:schemas AS text[])), pg_catalog.unnest(CAST(:names AS text[])),
+        pg_catalog.unnest(CAST(:privileges AS text[]))) WITH ORDINALITY w(schema, name, privilege, number)
+    LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema
+    LEFT JOIN pg_catalog.pg_class c ON c.relname = w.name
+        AND (c.relnamespace = n.oid OR (w.schema IS NULL AND pg_catalog.pg_table_is_visible(c.oid)))
+    WHERE NOT CASE
+        WHEN w.name = '' THEN pg_catalog.has_schema_privilege(n.oid, w.privilege)
+        WHEN c.relkind = 'S' THEN pg_catalog.has_sequence_privilege(c.oid, w.privilege)
+        ELSE pg_catalog.has_table_privilege(c.oid, w.privilege) END
+    ORDER BY w.number
+    """
+)
+"""What does not exist is left out: its privileges are NULL."""
+
 _REPORTED: Final = (
     b"TimeZone",
     b"DateStyle",
@@ -152,14 +164,13 @@ class PostgresqlDialect(StoreDialect):
 
     name: ClassVar[str] = "postgresql"
     driver: ClassVar[str] = "psycopg"
-    package: ClassVar[str | None] = "psycopg"
-    extra: ClassVar[str | None] = "postgres"
     family: ClassVar[str] = "postgresql"
     read_only_by: ClassVar[str] = (
         "SET TRANSACTION READ ONLY in the block, default_transaction_read_only (of the session, the role or the database), or "
         "the server is a standby"
     )
     time_limit: ClassVar[str] = "statement_timeout"
+    outgoing: ClassVar[type[Outgoing]] = PostgresqlOutgoing
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """Time limits that the server can't enforce: for connecting, and for a peer that disappeared silently."""
@@ -197,10 +208,18 @@ class PostgresqlDialect(StoreDialect):
         pid = raw_connection(connection).info.backend_pid
         if is_new:
             with self.reading(connection):
-                found = schemas_as_connected(connection, pid_at_login=pid)
+                found = _schemas_as_connected(connection, pid_at_login=pid)
             if found is not None:
                 return found
-        return schemas_in_search_path(connection)
+        return _schemas_in_search_path(connection)
+
+    def schemas_with(self, connection: Connection, table: str) -> list[str]:
+        return [decoded(name) for name in connection.scalars(_SCHEMAS_WITH, {"name": table})]
+
+    def missing_rights(self, connection: Connection, rights: Sequence[Right]) -> tuple[str, Sequence[Right]]:
+        columns = zip(("schemas", "names", "privileges"), map(list, zip(*rights, strict=True)), strict=True)
+        rows: Any = connection.execute(_MISSING_RIGHTS, dict(columns)).all()
+        return (decoded(rows[0].role) if rows else ""), [rights[row.number - 1] for row in rows]
 
     def begin(self, connection: Connection) -> None:
         """Psycopg sends BEGIN with the first statement."""
@@ -240,10 +259,6 @@ class PostgresqlDialect(StoreDialect):
             if raw.pgconn.transaction_status == TransactionStatus.IDLE:  # otherwise it is broken, and not used again
                 raw.autocommit = False
 
-    def merged_statements(self, engine: Engine) -> Callable[[Connection], PostgresqlMergedStatements]:
-        used_at: WeakKeyDictionary[PsycopgConnection[Any], float] = WeakKeyDictionary()
-        return partial(PostgresqlMergedStatements, cast("Home", home_of(engine)), used_at)
-
     def marking_column(self) -> ColumnElement[Any] | None:
         return func.pg_catalog.set_config(MARKER, bindparam("token"), True)
 
@@ -262,8 +277,6 @@ class PostgresqlDialect(StoreDialect):
                 next_step="leave `with connection.pipeline()` before the block ends",
             )
         return True
-
-    next_unit = ("; ".join(StoreDialect.next_unit),)  # in one round trip
 
     def commit_blocker(self, connection: Connection) -> str | None:
         """The COMMIT of a failed transaction rolls back without an error (its command tag is ROLLBACK)."""
@@ -293,32 +306,9 @@ class PostgresqlDialect(StoreDialect):
     def marks_column(self) -> ColumnElement[Any]:
         return _WHEREABOUTS
 
-    def durability(self, connection: Connection) -> Mapping[str, str]:
-        """Settings by their names, and what else decides about an acknowledged commit.
-
-        `transaction_read_only` is on in a standby, `persistence` is our table's: `u` for an unlogged one. `product` is there if
-        the server is not a plain PostgreSQL; its settings then don't show how it stores a commit. Otherwise there are
-        `attached standbys`, and if the user may see it, how many of them are `synchronous standbys`.
-        """
-        found = {decoded(row.name): decoded(row.setting) for row in connection.execute(_SETTINGS)}
-        where = {"name": TABLE_NAME, "schema": schema_of(connection.engine)}
-        if persistence := connection.scalar(_PERSISTENCE, where):
-            found["persistence"] = decoded(persistence)
-        server = connection.execute(_PRODUCT).one()
-        version = decoded(server.version)
-        if not version.startswith("PostgreSQL ") or "-YB-" in version:
-            found["product"] = "YugabyteDB" if "-YB-" in version else " ".join(version.split()[:2])
-        elif server.is_aurora or server.service:
-            found["product"] = "Amazon Aurora" if server.is_aurora else _SERVICES[decoded(server.service)]
-        else:
-            standbys = connection.execute(_STANDBYS).one()
-            found["attached standbys"] = str(standbys.attached)
-            if standbys.visible == standbys.attached:
-                found["synchronous standbys"] = str(standbys.synchronous)
-        return found
-
-    def routines(self, connection: Connection, names: frozenset[str]) -> list[Routine]:
-        return routines(connection, names)
+    def has_own_functions(self, connection: Connection, names: frozenset[str]) -> bool:
+        """Those of extensions don't count: some overload `max` or `replace`."""
+        return bool(connection.scalar(_OWN_FUNCTIONS, {"names": list(names)}))
 
     def session_reports(self, connection: Connection) -> tuple[object, ...]:
         return tuple(map(raw_connection(connection).pgconn.parameter_status, _REPORTED))
@@ -329,19 +319,20 @@ class PostgresqlDialect(StoreDialect):
         if not isinstance(error, PsycopgError):
             return ErrorClass.OTHER
         if _STATEMENT_POOLING in str(error):
-            return ErrorClass.REFUSED
+            return ErrorClass.POOLED
         if error.sqlstate is None:
             return _without_sqlstate(error, invalidated=invalidated)
         if error.sqlstate.startswith(_LOST_CONNECTION):
             return ErrorClass.CONNECTION
         if error.sqlstate.startswith(_INVALID_AUTHORIZATION):
             return ErrorClass.REFUSED
-        return _ERROR_CLASSES.get(error.sqlstate, ErrorClass.OTHER)
+        of_routine = _OF_ROUTINES.get((error.sqlstate, error.diag.source_function or ""), ErrorClass.OTHER)
+        return _ERROR_CLASSES.get(error.sqlstate, of_routine)
 
     def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
         with OwnConnection(engine) as connection:
             self.begin_short(connection, 1.0)
-            pid = connection.scalar(_TABLE_LOCKS, {"name": full_name(engine)})
+            pid = connection.scalar(_TABLE_LOCKS, {"name": home_of(engine).name()})
             if pid is None:
                 pid = connection.scalar(_ROW_LOCK, {"xmax": connection.scalar(_XMAX, {"id": transactional_id})})
             if pid is None:
@@ -356,6 +347,43 @@ class PostgresqlDialect(StoreDialect):
             f"end that process, or its connection: SELECT pg_terminate_backend({found.pid}); then try again",
             found.pid,
         )
+
+
+def _schemas_as_connected(connection: Connection, *, pid_at_login: int) -> Mapping[str, str] | None:
+    """The schema of each table whose name begins like ours, on a connection that nobody has used before.
+
+    None if a pooler is in between, which another process id than at login shows: another client's `SET search_path` may still
+    be in force on the connection to the server.
+    """
+    rows: Any = connection.execute(_TABLES).all()
+    pid = rows[0].pid if rows else connection.scalar(_PID)
+    return _schemas(rows) if pid == pid_at_login else None
+
+
+def _schemas_in_search_path(connection: Connection) -> Mapping[str, str]:
+    """The schema of each table whose name begins like ours, as an unqualified name would be resolved.
+
+    The connection may have been used before, and is in no transaction.
+
+    Raises:
+        ConfigurationError: Its search_path means another table than the one that it was made with.
+    """
+    found = _schemas(connection.execute(_TABLES))
+    connection.execute(_AS_CONNECTED)
+    as_connected = _schemas(connection.execute(_TABLES))
+    connection.rollback()
+    now, first = found.get(TABLE_NAME), as_connected.get(TABLE_NAME)
+    if None not in (now, first) and now != first:
+        raise ConfigurationError(
+            f"There is a table {TABLE_NAME} in the schema {first!r} and one in {now!r}, and either may be meant.",
+            cause="the connection comes from a pool or a pooler, and its search_path was changed after it was made",
+            next_step=f"name the schema that recovery shall read, too: schema={first!r}, or DUALWRITE_SCHEMA",
+        )
+    return found if first is None else as_connected
+
+
+def _schemas(rows: Any) -> dict[str, str]:
+    return {decoded(row.relname): decoded(row.nspname) for row in rows}
 
 
 def is_behind_pooler(raw: PsycopgConnection[Any]) -> bool:

@@ -17,8 +17,8 @@ from sqlalchemy.pool import NullPool, Pool, QueuePool
 from dualwrite.errors import ConfigurationError, UsageError
 from dualwrite.stores.sql.dialect import driver_connection
 from dualwrite.stores.sql.engines import KEPT_CONNECTIONS
-from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
-from dualwrite.stores.sql.home import SHARED_CONNECTIONS, full_name, given_schema, look_up_tables
+from dualwrite.stores.sql.guard import Guard, GuardedConnection, StatementBatch
+from dualwrite.stores.sql.home import SHARED_CONNECTIONS, given_schema, home_of
 from dualwrite.stores.sql.postgresql import is_behind_pooler
 from dualwrite.stores.sql.psycopg_guard import GuardedPsycopgConnection
 from dualwrite.stores.sql.psycopg_sources import (
@@ -37,7 +37,7 @@ from dualwrite.stores.sql.psycopg_sources import (
     recipe_adapters,
     view_of,
 )
-from dualwrite.stores.sql.sql_context import Access
+from dualwrite.stores.sql.sql_context import Access, StoreContext
 from dualwrite.stores.sql.tables import TABLE_NAME
 from dualwrite.stores.store_transaction import TransactionThread
 
@@ -59,24 +59,21 @@ class PsycopgAccess(Access):
 
     def __init__(
         self,
-        engine: Engine,
         *,
         transaction_pool: Pool | None = None,
         source: CreatedConnections | None = None,
         connections: int | None = None,
     ) -> None:
-        super().__init__(engine)
         self._connections = connections
         self._transaction_pool = transaction_pool
         self._source = source
 
-    def connect(self, guard: Guard) -> GuardedConnection:
-        look_up_tables(self._engine)
-        return GuardedConnection(
-            self._engine, guard, None if self._transaction_pool is None else self._transaction_pool.connect()
-        )
+    def connect(self, context: StoreContext, guard: Guard) -> GuardedConnection:
+        context.home.look_up()  # before a connection is taken: it may be the only one
+        pooled = None if self._transaction_pool is None else self._transaction_pool.connect()
+        return GuardedConnection(context.engine, guard, pooled)
 
-    def batch(self, connection: GuardedConnection) -> Batch | None:
+    def batch(self, connection: GuardedConnection) -> StatementBatch | None:
         """None behind a pooler, and if a function makes the cursors, since these would not wait for responses."""
         raw = _recipe_connection(connection)
         if raw.plain_cursor is UnpreparedCursor or not isinstance(raw.original.cursor_factory, type):
@@ -88,7 +85,8 @@ class PsycopgAccess(Access):
         raw = _recipe_connection(connection)
         guarded = view_of(GuardedPsycopgConnection, raw.original)
         guarded.guard, guarded.owner = connection.guard, connection
-        guarded.own, guarded.prepared, guarded.handlers = {}, None, []
+        guarded.own, guarded.handlers = {}, []
+        guarded.prepared = guarded.prepare_threshold, guarded.prepared_max
         return guarded
 
     def renew(self, handle: GuardedPsycopgConnection | None) -> None:
@@ -104,9 +102,8 @@ class PsycopgAccess(Access):
             "tx.run_sync(function)`; or use `tx.session`; or make the pool with a URL or an Engine",
         )
 
-    @property
-    def connections(self) -> int:
-        return super().connections if self._connections is None else self._connections
+    def connections(self, engine: Engine) -> int:
+        return super().connections(engine) if self._connections is None else self._connections
 
     @property
     def can_replace(self) -> bool:  # type: ignore[override]  # a plain attribute of the others
@@ -120,11 +117,11 @@ class PsycopgAccess(Access):
         """
         if self._transaction_pool is None:
             return
-        ours = own.exec_driver_sql(_query(full_name(self._engine)).replace("%", "%%")).scalar()
+        ours = own.exec_driver_sql(_query(home_of(own.engine).name()).replace("%", "%%")).scalar()
         users = self._transaction_pool.connect()
         try:
             cursor = users.cursor()
-            cursor.execute(_query(TABLE_NAME if given_schema(self._engine) is None else full_name(self._engine)))
+            cursor.execute(_query(TABLE_NAME if given_schema(own.engine) is None else home_of(own.engine).name()))
             theirs = (cursor.fetchone() or (None,))[0]
         finally:
             users.close()
@@ -155,7 +152,7 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
         single, engine = SingleConnection(source), _engine_like(source, own_parameters)
         pool = NullPool(_views(single), dialect=engine.dialect)
         _close_when_invalidated(pool, single)
-        return engine, PsycopgAccess(engine, transaction_pool=pool, connections=1)
+        return engine, PsycopgAccess(transaction_pool=pool, connections=1)
     if _is_pool(source):
         pooled = PooledConnections(source)
         sample = pooled.check_out()
@@ -165,7 +162,7 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
         finally:
             pooled.check_in(sample)
         _close_when_invalidated(engine.pool, pooled)
-        return engine, PsycopgAccess(engine, connections=pooled.most - 1)  # leases and claims need one, too
+        return engine, PsycopgAccess(connections=pooled.most - 1)  # leases and claims need one, too
     if not callable(source):
         raise ConfigurationError(
             f"A {type(source).__name__} is not a psycopg connection.",
@@ -175,7 +172,7 @@ def psycopg_access(source: Source, own_parameters: dict[str, Any]) -> tuple[Engi
     made = CreatedConnections(source, first)
     engine = create_engine(_address(first), creator=_views(made), poolclass=QueuePool, pool_size=KEPT_CONNECTIONS)
     _close_when_invalidated(engine.pool, made)
-    return engine, PsycopgAccess(engine, source=made)
+    return engine, PsycopgAccess(source=made)
 
 
 def _query(table: str) -> str:
@@ -258,4 +255,8 @@ def _close_when_invalidated(pool: Pool, source: ConnectionSource) -> None:
         raw.pgconn.finish()
         source.invalidated(error)
 
+    def outdated(raw: Any, _record: Any, error: BaseException | None) -> None:
+        source.outdated(raw.original, error)
+
     event.listen(pool, "invalidate", invalidated)
+    event.listen(pool, "soft_invalidate", outdated)

@@ -9,11 +9,16 @@ from types import GeneratorType
 from typing import Any, NoReturn, cast
 
 from psycopg import Cursor
+from psycopg import Error as PsycopgError
 from psycopg.adapt import AdaptersMap
 from psycopg.sql import Composable
+from sqlalchemy import Connection
 
-from dualwrite.stores.sql.guard import Guard, control_statement, refused
+from dualwrite.stores.sql.engines import note_error
+from dualwrite.stores.sql.guard import Guard
+from dualwrite.stores.sql.isolation import Effect
 from dualwrite.stores.sql.psycopg_sources import ConnectionView
+from dualwrite.stores.store_transaction import refused
 
 
 def _setting(name: str, *, is_guarded: bool = False) -> Any:
@@ -23,8 +28,8 @@ def _setting(name: str, *, is_guarded: bool = False) -> Any:
         found = self.own[name] if name in self.own else self.__dict__[name]
         if not is_guarded:
             return found
-        if not isinstance(found, type) and self.guard.watch is not None:
-            self.guard.watch.see_driver("a cursor_factory that is a function")
+        if not isinstance(found, type):
+            self.guard.see_call("a cursor_factory that is a function")
         return _guarded_cursors(found)
 
     def write(self: GuardedPsycopgConnection, value: Any) -> None:
@@ -52,11 +57,11 @@ class GuardedPsycopgConnection(ConnectionView):
     guard: Guard
     own: dict[str, Any]
     """What the user has set on this view; the connection keeps its own."""
-    prepared: tuple[int | None, int | None] | None
-    """The connection's `prepare_threshold` and `prepared_max`, if the user has set one of them."""
+    prepared: tuple[int | None, int | None]
+    """The connection's own `prepare_threshold` and `prepared_max`."""
     handlers: list[tuple[Callable[[Any], None], Any]]
     """The handlers of notices and notifications that the user has added, with the method that removes each."""
-    owner: object
+    owner: Connection
     """Kept alive: when it is garbage-collected it rolls back, and that would deadlock on psycopg's lock during a statement."""
 
     # --- what works while the transaction is open -------------------------------------------------------------------------
@@ -65,34 +70,37 @@ class GuardedPsycopgConnection(ConnectionView):
         """As Connection.cursor."""
         self.guard.check_open()
         if args or "name" in kwargs:  # a server-side cursor
-            self._end_batch()
-            if self.guard.watch is not None:
-                self.guard.watch.see_cursor("cursor(name)")
+            self.guard.end_batch()
+            self.guard.see_call("cursor(name)", Effect.TRANSACTION)
         return super().cursor(*args, **kwargs)
 
     def transaction(self, *args: Any, **kwargs: Any) -> Any:
         """A savepoint, as Connection.transaction inside a transaction."""
         self.guard.check_open()
         self.guard.savepoints += 1
-        self._end_batch()
+        self.guard.end_batch()
         return super().transaction(*args, **kwargs)
 
     def pipeline(self) -> Any:
         """As Connection.pipeline; it must be left before the block ends."""
         self.guard.check_open()
-        self._end_batch()
+        self.guard.end_batch()
         return super().pipeline()
 
     def notifies(self, *args: Any, **kwargs: Any) -> Any:
         """As Connection.notifies."""
         self.guard.check_open()
-        self._end_batch()
+        self.guard.end_batch()
         return super().notifies(*args, **kwargs)
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """As Connection.wait, which every cursor calls."""
         self.check_use(gen)
-        return super().wait(gen, *args, **kwargs)
+        try:
+            return super().wait(gen, *args, **kwargs)
+        except PsycopgError as error:
+            note_error(self.owner, error)
+            raise
 
     def check_use(self, gen: Any) -> None:
         """A cursor that the user has made, such as `psycopg.ClientCursor(tx.db)`, is not seen otherwise."""
@@ -100,11 +108,7 @@ class GuardedPsycopgConnection(ConnectionView):
             frame = gen.gi_frame if isinstance(gen, GeneratorType) else None
             sender = None if frame is None else frame.f_locals.get("self")
             if isinstance(sender, Cursor) and not isinstance(sender, _GuardedCursor):
-                self.guard.watch.see_driver("a cursor that was not made by tx.db.cursor()")
-
-    def _end_batch(self) -> None:
-        if self.guard.batch is not None:
-            self.guard.batch.end()
+                self.guard.watch.see_call("a cursor that was not made by tx.db.cursor()")
 
     # --- settings: those of the connection, and what the user sets on this view, which ends with it -------------------------
 
@@ -120,30 +124,6 @@ class GuardedPsycopgConnection(ConnectionView):
             found = self.own["adapters"] = AdaptersMap(super().adapters)
         return found
 
-    @property
-    def prepare_threshold(self) -> int | None:
-        """As Connection.prepare_threshold."""
-        return self._prepared.prepare_threshold
-
-    @prepare_threshold.setter
-    def prepare_threshold(self, value: int | None) -> None:
-        self._remember_prepared()
-        self._prepared.prepare_threshold = value
-
-    @property
-    def prepared_max(self) -> int | None:
-        """As Connection.prepared_max."""
-        return super().prepared_max
-
-    @prepared_max.setter
-    def prepared_max(self, value: int | None) -> None:
-        self._remember_prepared()
-        ConnectionView.prepared_max.fset(self, value)  # type: ignore[attr-defined]  # a property
-
-    def _remember_prepared(self) -> None:
-        if self.prepared is None:
-            self.prepared = self.prepare_threshold, self.prepared_max
-
     def add_notice_handler(self, callback: Any) -> None:
         """As Connection.add_notice_handler; it is removed at the end of the unit or block."""
         super().add_notice_handler(callback)
@@ -157,9 +137,7 @@ class GuardedPsycopgConnection(ConnectionView):
     def restore(self) -> None:
         """Give the connection its own settings back."""
         self.own.clear()
-        if self.prepared is not None:
-            (self._prepared.prepare_threshold, most), self.prepared = self.prepared, None
-            ConnectionView.prepared_max.fset(self, most)  # type: ignore[attr-defined]  # a property
+        self.prepare_threshold, self.prepared_max = self.prepared
         for remove, callback in self.handlers:
             with suppress(ValueError):  # the user has removed it
                 remove(callback)
@@ -167,14 +145,14 @@ class GuardedPsycopgConnection(ConnectionView):
 
     # --- what would end, replace or change the transaction ----------------------------------------------------------------
 
-    commit = refused("commit()")
-    rollback = refused("rollback()")
-    close = refused("close()")
-    tpc_begin = refused("tpc_begin()")
-    tpc_prepare = refused("tpc_prepare()")
-    tpc_commit = refused("tpc_commit()")
-    tpc_rollback = refused("tpc_rollback()")
-    __enter__ = refused("`with` on the connection (it would commit and close it)")
+    commit = refused("commit()", "guard.refuse")
+    rollback = refused("rollback()", "guard.refuse")
+    close = refused("close()", "guard.refuse")
+    tpc_begin = refused("tpc_begin()", "guard.refuse")
+    tpc_prepare = refused("tpc_prepare()", "guard.refuse")
+    tpc_commit = refused("tpc_commit()", "guard.refuse")
+    tpc_rollback = refused("tpc_rollback()", "guard.refuse")
+    __enter__ = refused("`with` on the connection (it would commit and close it)", "guard.refuse")
     set_autocommit = _refused_setting("autocommit")
     set_isolation_level = _refused_setting("isolation_level")
     set_read_only = _refused_setting("read_only")
@@ -221,13 +199,13 @@ class _GuardedCursor:
     def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """As Cursor.stream."""
         self._check(query, args, kwargs)
-        self._end_batch()
+        self.connection.guard.end_batch()
         return cast("Iterator[Any]", super().stream(query, *args, **kwargs))  # type: ignore[misc]  # as above
 
     def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         """As Cursor.copy."""
         self._check(statement, args, kwargs)
-        self._end_batch()
+        self.connection.guard.end_batch()
         return super().copy(statement, *args, **kwargs)  # type: ignore[misc]  # as above
 
     rowcount = _of_response("rowcount")
@@ -244,10 +222,6 @@ class _GuardedCursor:
         if batch is not None and self.pgresult is None:
             batch.sync()
 
-    def _end_batch(self) -> None:
-        if self.connection.guard.batch is not None:
-            self.connection.guard.batch.end()
-
     def _check(self, query: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         guard = self.connection.guard
         if guard.ended:
@@ -259,16 +233,9 @@ class _GuardedCursor:
         elif isinstance(query, bytes):
             text = query.decode(errors="replace")
         else:  # a template: the transaction's marker detects it
-            if guard.watch is not None:
-                guard.watch.see_driver("a template")
+            guard.see_call("a template")
             return
-        if guard.watch is not None and guard.watch.is_harmless(text):
-            return
-        control = control_statement(text)
-        if control is not None:
-            guard.refuse(control)
-        if guard.watch is not None:
-            guard.watch.see(text, (*args, kwargs))
+        guard.check_statement(text, (*args, kwargs), "postgresql")
 
 
 @functools.cache

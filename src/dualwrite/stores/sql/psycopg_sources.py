@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from psycopg.adapt import AdaptersMap, Buffer, Loader
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
+from dualwrite import process
 from dualwrite.errors import ConcurrentUseError, ConfigurationError, StoreError, UsageError
 from dualwrite.stores.sql.guard import Guard
 
@@ -41,29 +41,57 @@ class PsycopgPool(Protocol):
 class ConnectionSource(ABC):
     """Where connections that are ready for a transaction are checked out, and checked in after it."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._in_autocommit: set[int] = set()  # those that are checked out, by `id`
+
     def check_out(self) -> Psycopg:
-        """A connection for exclusive use, without a transaction and not in autocommit."""
+        """A connection for exclusive use, without a transaction and not in autocommit; see `_taken` for the errors."""
+        connection = self._taken()
+        try:
+            if connection.autocommit and not connection.closed:
+                connection.autocommit = False
+                self._in_autocommit.add(id(connection))
+        except BaseException:
+            self._give_back(connection)
+            raise
+        return connection
+
+    def check_in(self, connection: Psycopg) -> None:
+        """Return a connection after its transaction, open or closed, in autocommit if it was. Raises nothing."""
+        try:
+            if id(connection) in self._in_autocommit:
+                self._in_autocommit.discard(id(connection))
+                with suppress(psycopg.Error):
+                    connection.autocommit = True
+        finally:  # also after an interrupt: the user's only connection would stay in use for ever
+            self._give_back(connection)
 
     @abstractmethod
-    def check_in(self, connection: Psycopg) -> None:
-        """Return a connection after its transaction, open or closed. Raises nothing."""
+    def _taken(self) -> Psycopg:
+        """A connection for exclusive use, without a transaction."""
+
+    @abstractmethod
+    def _give_back(self, connection: Psycopg) -> None:
+        """Return it."""
 
     def invalidated(self, error: BaseException | None) -> None:  # noqa: B027  (a function simply makes a new connection)
         """Note that a connection is being closed while it is checked out: it broke, or its transaction's outcome is unknown."""
+
+    def outdated(self, connection: Psycopg, error: BaseException | None) -> None:  # noqa: B027  (the engine's pool acts on it)
+        """Note that a connection that is checked out should be replaced once it is checked in, because of this error."""
 
 
 class SingleConnection(ConnectionSource):
     """An open connection that the user owns; the store does not close it."""
 
     def __init__(self, connection: Psycopg) -> None:
+        super().__init__()
         self._connection = connection
         self._in_use = threading.Lock()
-        self._process = os.getpid()
-        self._autocommit = False
+        self._process = process.pid
         self._reason = "it was closed, or broke, outside of the writer's transactions"
 
-    def check_out(self) -> Psycopg:
+    def _taken(self) -> Psycopg:
         """See ConnectionSource.
 
         Raises:
@@ -71,7 +99,7 @@ class SingleConnection(ConnectionSource):
             ConcurrentUseError: Another transaction, or another thread, is using it.
             UsageError: It is in a transaction or a pipeline, or belongs to another process.
         """
-        if os.getpid() != self._process:
+        if process.pid != self._process:
             raise UsageError(
                 "The psycopg connection was opened in another process, which still uses it.",
                 next_step="open a connection, and a writer with it, in the process that uses them",
@@ -83,9 +111,6 @@ class SingleConnection(ConnectionSource):
             )
         try:
             self._check()
-            self._autocommit = self._connection.autocommit
-            if self._autocommit:
-                self._connection.autocommit = False
         except BaseException:
             self._in_use.release()
             raise
@@ -116,14 +141,9 @@ class SingleConnection(ConnectionSource):
                     "writer still begins and ends its own transactions",
                 )
 
-    def check_in(self, connection: Psycopg) -> None:
-        """Autocommit is restored."""
-        try:
-            if self._autocommit and not connection.closed:
-                with suppress(psycopg.Error):
-                    connection.autocommit = True
-        finally:
-            self._in_use.release()
+    def _give_back(self, connection: Psycopg) -> None:
+        del connection
+        self._in_use.release()
 
     def invalidated(self, error: BaseException | None) -> None:
         if error is None:
@@ -140,27 +160,19 @@ class PooledConnections(ConnectionSource):
     """
 
     def __init__(self, pool: PsycopgPool) -> None:
+        super().__init__()
         self.most = int(getattr(pool, "max_size", 0))
         self._pool = pool
-        self._in_autocommit: set[int] = set()
+        self._outdated: set[int] = set()
 
-    def check_out(self) -> Psycopg:
-        connection = checked_connection(self._pool.getconn())
-        try:
-            if connection.autocommit:
-                connection.autocommit = False
-                self._in_autocommit.add(id(connection))
-        except BaseException:
-            self._pool.putconn(connection)
-            raise
-        return connection
+    def _taken(self) -> Psycopg:
+        return checked_connection(self._pool.getconn())
 
-    def check_in(self, connection: Psycopg) -> None:
+    def _give_back(self, connection: Psycopg) -> None:
         """The pool replaces a closed connection."""
-        if id(connection) in self._in_autocommit:
-            self._in_autocommit.discard(id(connection))
-            with suppress(psycopg.Error):
-                connection.autocommit = True
+        if id(connection) in self._outdated:
+            self._outdated.discard(id(connection))
+            connection.close()
         self._pool.putconn(connection)
 
     def invalidated(self, error: BaseException | None) -> None:
@@ -169,26 +181,33 @@ class PooledConnections(ConnectionSource):
             with suppress(psycopg.Error):
                 self._pool.check()
 
+    def outdated(self, connection: Psycopg, error: BaseException | None) -> None:
+        """See ConnectionSource; if the connection was read-only, then so may be all others, which psycopg_pool 3.3 replaces."""
+        self._outdated.add(id(connection))
+        if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+            drain = getattr(self._pool, "drain", None)
+            if drain is not None:
+                drain()
+
 
 class CreatedConnections(ConnectionSource):
     """A function that makes connections, one of which it has already made; the store owns them, and keeps them for later."""
 
     def __init__(self, make: Callable[[], Psycopg], first: Psycopg) -> None:
+        super().__init__()
         self._make = make
         self._made = [first]
 
-    def check_out(self) -> Psycopg:
-        with suppress(IndexError):
-            return self._ready(self._made.pop())
-        return self._ready(checked_connection(self._make()))
-
-    def _ready(self, connection: Psycopg) -> Psycopg:
+    def _taken(self) -> Psycopg:
+        try:
+            connection = self._made.pop()
+        except IndexError:
+            connection = checked_connection(self._make())
         if not connection.closed:
             connection.rollback()  # what the function has executed on it is not ours to commit
-            connection.autocommit = False
         return connection
 
-    def check_in(self, connection: Psycopg) -> None:
+    def _give_back(self, connection: Psycopg) -> None:
         """The engine's pool does not need it any more."""
         connection.close()
 
@@ -324,7 +343,7 @@ class RecipeConnection(ConnectionView):
 
 
 class PipelineBatch:
-    """See Batch. The cursors of the guarded connection wait for a response when the user reads something from it."""
+    """See StatementBatch. The cursors of the guarded connection wait for a response when the user reads something from it."""
 
     def __init__(self, connection: RecipeConnection, guard: Guard) -> None:
         self._guard = guard

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,22 +11,24 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Delete, Engine, Select, literal_column, select
 
-from dualwrite.deadline import Deadline
+from dualwrite.deadline import Deadline, Pauses
+from dualwrite.errors import StoreError
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.rows import Acquiring, ClaimedLanes, StateRow, claimed, on_cluster, with_generation
+from dualwrite.stores.rows import Acquiring, ClaimedLanes, StateRow, claimed, none_elsewhere, with_generation
 from dualwrite.stores.sql.dialect import WORK_TIME, ErrorClass, StoreDialect
-from dualwrite.stores.sql.home import OwnConnection
-from dualwrite.stores.sql.sql_errors import ErrorMap, InterruptsFirst, locked_too_long
-from dualwrite.stores.sql.tables import identity_or_first, list_ids, lock_rows, write_rows
-from dualwrite.transactional_id import LANE_MARK, further_lanes
+from dualwrite.stores.sql.engines import note_error
+from dualwrite.stores.sql.home import OwnConnection, home_of
+from dualwrite.stores.sql.rights import Right, rights_for, rights_words
+from dualwrite.stores.sql.sql_errors import ErrorMap, address, locked_too_long
+from dualwrite.stores.sql.tables import identity_or_first, lock_rows, locked_identity, look_around, write_rows
+from dualwrite.transactional_id import further_lanes
 
 T = TypeVar("T")
 
 _ATTEMPTS: Final = 3
 _RETRIED: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT})
-_PAUSE: Final = 0.02
-"""Seconds before the second attempt; doubled for each further one, up to `_LONGEST_PAUSE`."""
-_LONGEST_PAUSE: Final = 0.5
+_PAUSES: Final = 0.02, 0.5
+"""Seconds before the second attempt, and the limit up to which they are doubled."""
 _RETRIED_CLAIMS: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.CONFLICT, ErrorClass.DUPLICATE})
 
 # unix_timestamp() of a local time would go back by an hour at the end of the session's daylight saving time
@@ -60,13 +61,13 @@ class ShortTransactions:
     @contextmanager
     def begin(self, timeout: float) -> Iterator[Connection]:
         """A transaction that waits at most `timeout` seconds for a lock; committed at the end of the `with` block."""
-        with InterruptsFirst(), self._ended(self._begun(timeout)) as connection:
+        with self._ended(self._begun(timeout)) as connection:
             yield connection
 
     @contextmanager
     def begin_long(self) -> Iterator[Connection]:
         """A transaction without limits, for loading rows; committed at the end of the `with` block."""
-        with InterruptsFirst(), self._ended(OwnConnection(self.engine)) as connection:
+        with self._ended(OwnConnection(self.engine)) as connection:
             self.dialect.begin(connection)
             yield connection
 
@@ -99,7 +100,8 @@ class ShortTransactions:
         connection = OwnConnection(self.engine)
         try:
             self.dialect.begin_short(connection, max(0.001, timeout), work_time=self.work_time)
-        except Exception:
+        except Exception as error:
+            note_error(connection, error)
             connection.close()  # the pool rolls back
             raise
         except BaseException:  # KeyboardInterrupt: the limits of this transaction may still be those of the connection
@@ -126,35 +128,35 @@ class ShortTransactions:
                 return work(connection)
 
         try:
-            if patience is None:
-                return self.repeated(once, _RETRIED, attempts=_ATTEMPTS)
-            return self.repeated(once, _RETRIED, Deadline.after(patience))
+            return self.repeated(once, _RETRIED, _pause_unless_last if patience is None else Deadline.after(patience).pause)
         except self.driver_errors as error:
-            if transactional_id is not None and self.errors.classify(error) is ErrorClass.LOCKED:
+            if transactional_id is not None and self.dialect.classify(error) is ErrorClass.LOCKED:
                 raise locked_too_long(self.errors, [transactional_id], self.lock_timeout, error, doing) from error
             raise self.errors.translated(error, doing, transactional_id) from error
 
-    def repeated(
-        self,
-        once: Callable[[], T],
-        retried: Collection[ErrorClass],
-        deadline: Deadline | None = None,
-        *,
-        attempts: int | None = None,
-    ) -> T:
-        """Call until it raises no driver's error of these classes, at most so often, and not after the deadline."""
-        pause, number = _PAUSE, 0
+    def run_inserting(self, work: Callable[[Connection], T], doing: str, transactional_id: str) -> T:
+        """As `run`, for work that may insert a row: once more if another transaction has just inserted the same one."""
+        try:
+            return self.run(work, doing, transactional_id)
+        except StoreError as error:
+            if not self.is_caused_by(error, ErrorClass.DUPLICATE):
+                raise
+            return self.run(work, doing, transactional_id)
+
+    def repeated(self, once: Callable[[], T], retried: Collection[ErrorClass], pause: Callable[[Pauses], bool]) -> T:
+        """Call until it raises no driver's error of these classes, or `pause` says that there should be no other attempt.
+
+        Once more if the database was read-only: then the pool has replaced its connections, see `note_error`.
+        """
+        pauses = Pauses(*_PAUSES)
         while True:
-            number += 1
             try:
                 return once()
             except self.driver_errors as error:
-                is_last = number == attempts or (deadline is not None and deadline.expired)
-                if is_last or self.errors.classify(error) not in retried:
+                found = self.dialect.classify(error)
+                may_pass = found in retried or (found is ErrorClass.READ_ONLY and not pauses.taken)
+                if not (may_pass and pause(pauses)):
                     raise
-            seconds = pause + random.uniform(0, _PAUSE)  # noqa: S311  (spreads attempts; no secret)
-            time.sleep(seconds if deadline is None else min(seconds, deadline.left))
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def delete(self, count: Select[Any], delete: Delete, values: Mapping[str, Any], doing: str) -> int:
         """Delete what the values select, as by `run`; return how much it was: a COMMIT without response may have succeeded."""
@@ -171,7 +173,7 @@ class ShortTransactions:
     def is_caused_by(self, error: BaseException, error_class: ErrorClass) -> bool:
         """Whether an error of `run` or `query`, or the driver's error that caused it, is of this class."""
         behind = error.__cause__ or error
-        return isinstance(behind, self.driver_errors) and self.errors.classify(behind) is error_class
+        return isinstance(behind, self.driver_errors) and self.dialect.classify(behind) is error_class
 
     def query(self, work: Callable[[Connection], T], doing: str, transactional_id: str | None = None) -> T:
         """Run read-only `work`, and repeat it once if the pool's connection turns out to be dead.
@@ -183,14 +185,43 @@ class ShortTransactions:
             try:
                 return self._queried(work)
             except self.driver_errors as error:
-                if self.errors.classify(error) is not ErrorClass.CONNECTION:
+                if self.dialect.classify(error) is not ErrorClass.CONNECTION:
                     raise
             return self._queried(work)
         except self.driver_errors as error:
-            raise self.errors.translated(error, doing, transactional_id) from error
+            raise self.errors.translated(error, doing, transactional_id, reads=True) from error
+
+    def missing_rights(self, *uses: str, outbox: str | None = None) -> tuple[str, Sequence[Right]]:
+        """Which of the privileges for these uses (`RIGHTS`) the connection's role lacks, and the role.
+
+        Raises:
+            StoreError: The database's own errors, translated.
+        """
+
+        def work(connection: Connection) -> tuple[str, Sequence[Right]]:
+            home = home_of(self.engine)
+            if home.schema() is None:  # there are no tables, as the next statement says
+                return "", ()
+            return self.dialect.missing_rights(connection, rights_for(uses, home.schema, self.dialect.name, outbox))
+
+        return self.query(work, "checking what the role may do")
+
+    def check_rights(self, *uses: str, outbox: str | None = None) -> None:
+        """Check that the connection's role has all privileges that these uses need; `outbox` is the user's table of a relay.
+
+        Raises:
+            StoreError: It has not; the error names all that are missing, and the command that prints the GRANT statements.
+        """
+        role, missing = self.missing_rights(*uses, outbox=outbox) if uses else ("", ())
+        if missing:
+            raise StoreError(
+                f"The role {role!r} lacks privileges in the database {address(self.engine.url)}.",
+                cause=f"it needs {rights_words(missing)}",
+                next_step=f"as the tables' owner, run what this prints: {self.errors.grants_command(role, uses, outbox)}",
+            )
 
     def _queried(self, work: Callable[[Connection], T]) -> T:
-        with InterruptsFirst(), OwnConnection(self.engine) as connection, self.dialect.reading(connection):
+        with OwnConnection(self.engine) as connection, self.dialect.reading(connection):
             return work(connection)
 
 
@@ -242,9 +273,9 @@ class ClaimAttempt:
 
         doing = "claiming the id"
         try:
-            return self.short.repeated(once, _RETRIED_CLAIMS, deadline)
+            return self.short.repeated(once, _RETRIED_CLAIMS, deadline.pause)
         except self.short.driver_errors as error:
-            if errors.classify(error) is ErrorClass.LOCKED:
+            if errors.dialect.classify(error) is ErrorClass.LOCKED:
                 raise locked_too_long(errors, self.ids, self.timeout, error, doing) from error
             raise errors.translated(error, doing, self.ids[0]) from error
 
@@ -257,13 +288,16 @@ class ClaimAttempt:
         found, identity = lock_rows(connection, self.ids)
         ids = list(self.ids)
         if self.lanes is not None:  # in a statement of its own, which begins when the first id is locked
-            further = further_lanes(list_ids(connection, self.ids[0] + LANE_MARK), self.ids)
+            cluster_id = self.lanes.cluster_id
+            if cluster_id and not all(each in found and found[each].cluster_id for each in self.ids):
+                identity = locked_identity(connection, self.lanes.first)
+            lanes, elsewhere = look_around(connection, self.ids[0], cluster_id)
+            if cluster_id is not None:
+                none_elsewhere(self.ids[0], elsewhere, cluster_id)
+            further = further_lanes(lanes, self.ids)
             if further:
                 found |= lock_rows(connection, further).rows
             ids += [name for name in further if name in found]
-            if self.lanes.cluster_id is not None:
-                for row in found.values():
-                    on_cluster(row, self.lanes.cluster_id)
         rows = [self._claimed(name, found.get(name)) for name in ids]
         have_generations = False
         acquiring = None if self.lanes is None else self.lanes.acquiring
@@ -278,6 +312,14 @@ class ClaimAttempt:
     def _claimed(self, name: str, row: StateRow | None) -> StateRow:
         expected = self.expected_fence if name == self.ids[0] else None
         return claimed(row, name, self.owner, token=self.token, expected_fence=expected)
+
+
+def _pause_unless_last(pauses: Pauses) -> bool:
+    """As `Deadline.pause`, for a number of attempts: sleep until the next one; False after the last one."""
+    is_last = pauses.taken + 1 == _ATTEMPTS
+    if not is_last:
+        time.sleep(next(pauses))
+    return not is_last
 
 
 def acquired(row: StateRow, acquiring: Acquiring, store_id: str) -> StateRow:

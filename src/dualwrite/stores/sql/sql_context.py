@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Connection, Engine, Select, bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from dualwrite.stores.sql.dialect import Record, StoreDialect
+from dualwrite.stores.sql.dialect import StoreDialect
 from dualwrite.stores.sql.engines import kept_connections
-from dualwrite.stores.sql.guard import Batch, Guard, GuardedConnection
-from dualwrite.stores.sql.session_text import SessionEffects
+from dualwrite.stores.sql.guard import Guard, GuardedConnection, StatementBatch
+from dualwrite.stores.sql.home import home_of
+from dualwrite.stores.sql.isolation import SessionEffects
 from dualwrite.stores.sql.sql_errors import ErrorMap
 from dualwrite.stores.sql.tables import gate_table
 from dualwrite.stores.sql.tables import state_table as t
@@ -20,28 +21,23 @@ from dualwrite.stores.store_transaction import TransactionThread
 if TYPE_CHECKING:
     from dualwrite.stores.sql.orm import SessionFactory, SessionSource
 
-NEWEST_CLAIM: Final = select(t.c.fence, t.c.owner, t.c.store_id).where(t.c.transactional_id == bindparam("id"))
+NEWEST_CLAIM: Final = select(t.c.fence, t.c.owner, t.c.store_id, t.c.transaction_number).where(
+    t.c.transactional_id == bindparam("id")
+)
 
 _EPOCH: Final = select(gate_table.c.epoch).where(gate_table.c.prefix == bindparam("gate")).scalar_subquery()
 NEWEST_CLAIM_AND_GATE: Final = NEWEST_CLAIM.add_columns(_EPOCH.label("epoch"))
 
 
 class Access:
-    """How transactions get their connections: by default SQLAlchemy's, from the engine."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def use(self, engine: Engine) -> None:
-        """Make connections from this engine instead: one with the same pool, which knows where our tables are."""
-        self._engine = engine
+    """How transactions get their connections: by default SQLAlchemy's, from the store's engine."""
 
     savepoint: str = "begin_nested"
     """The handle's method for a savepoint."""
 
-    def connect(self, guard: Guard) -> GuardedConnection:
+    def connect(self, context: StoreContext, guard: Guard) -> GuardedConnection:
         """A connection for one transaction; `close` returns it to the pool, `invalidate` closes it for good."""
-        return GuardedConnection(self._engine, guard)
+        return GuardedConnection(context.engine, guard)
 
     def handle(self, connection: GuardedConnection) -> Any:
         """What the user writes with on that connection."""
@@ -50,7 +46,7 @@ class Access:
     def renew(self, handle: Any) -> None:
         """Forget what the user has set on a handle, or on None, apart from SQLAlchemy's connection."""
 
-    def batch(self, connection: GuardedConnection) -> Batch | None:
+    def batch(self, connection: GuardedConnection) -> StatementBatch | None:
         """Begin to send the user's statements without waiting for the response to each; None if that is not possible."""
         del connection
         return None
@@ -61,10 +57,9 @@ class Access:
 
         return AsyncConnection(connection, thread)
 
-    @property
-    def connections(self) -> int:
+    def connections(self, engine: Engine) -> int:
         """How many connections of transactions are kept open."""
-        return kept_connections(self._engine)
+        return kept_connections(engine)
 
     can_replace: bool = True
     """Whether another connection can be made in place of one that is closed."""
@@ -79,34 +74,36 @@ class Access:
 class StoreContext:
     """Built once for a store, so that SQLAlchemy can cache the SQL of the statements."""
 
-    def __init__(self, engine: Engine, dialect: StoreDialect, errors: ErrorMap, session: SessionSource | None) -> None:
+    def __init__(
+        self, engine: Engine, dialect: StoreDialect, errors: ErrorMap, session: SessionSource | None, access: Access
+    ) -> None:
         self.engine = engine
+        self.home = home_of(engine)
         self.dialect = dialect
         self.errors = errors
-        self.access = Access(engine)
+        self.access = access
         self.session = session
         self.effects = SessionEffects(dialect.family)
-        self.merged = dialect.merged_statements(engine)
         dbapi = engine.dialect.dbapi
         self.driver_errors: tuple[type[BaseException], ...] = (SQLAlchemyError, *([dbapi.Error] if dbapi is not None else []))
         mark, marked = dialect.marking_column(), dialect.marked_condition()
         self.check_fence: Select[Any] = NEWEST_CLAIM if mark is None else NEWEST_CLAIM.add_columns(mark)
         row = update(t).where(
             t.c.transactional_id == bindparam("id"),
-            t.c.fence == bindparam("fence_"),
-            t.c.store_id == bindparam("store_id_"),  # rule QN
+            t.c.fence == bindparam("held_fence"),
+            t.c.store_id == bindparam("held_store"),  # rule QN
         )
         row = row if marked is None else row.where(marked)
         self.record = row.values(
             prepared_transaction_state=bindparam("state"),
-            prepared_generation=bindparam("generation_"),
+            prepared_generation=bindparam("of_generation"),
             transaction_number=bindparam("number"),
-            delivery=bindparam("delivery_"),
+            delivery=bindparam("delivered"),
             updated_at=bindparam("now"),
         )
         # with a journal: see JournaledTransaction
         self.check_fence_and_gate = self.check_fence.add_columns(_EPOCH.label("epoch"))
-        self.record_at_gate = self.record.where(bindparam("epoch_") == _EPOCH)
+        self.record_at_gate = self.record.where(bindparam("seen_epoch") == _EPOCH)
         self.record_number = row.values(transaction_number=bindparam("number"), updated_at=bindparam("now"))
 
     @functools.cached_property
@@ -115,20 +112,3 @@ class StoreContext:
         from dualwrite.stores.sql.orm import SessionFactory  # noqa: PLC0415  (only when it is used)
 
         return SessionFactory(self.session)
-
-
-def parameters_of(record: Record) -> dict[str, Any]:
-    """The parameters of `StoreContext.record`."""
-    return {
-        "id": record.transactional_id,
-        "fence_": record.fence,
-        "store_id_": record.store_id,
-        "state": record.state,
-        "delivery_": record.delivery,
-        "generation_": record.generation,
-        "number": record.number,
-        "now": record.now,
-        "token": record.token,
-        "gate": record.gate,
-        "epoch_": record.epoch,
-    }

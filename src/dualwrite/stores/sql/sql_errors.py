@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from sqlalchemy import URL, Engine
 from sqlalchemy.exc import PendingRollbackError
@@ -21,14 +18,16 @@ from dualwrite.errors import (
     StoreCommitUnknownError,
     StoreError,
     StoreLockedError,
+    StoreNotWritableError,
     StoreUnavailableError,
     TransactionControlError,
     WriterClosedError,
     shell_word,
 )
 from dualwrite.stores.rows import Claim, fenced
-from dualwrite.stores.sql.dialect import ErrorClass, StoreDialect, driver_error
-from dualwrite.stores.sql.home import full_name, given_schema
+from dualwrite.stores.sql.dialect import TAKES_NO_WRITES, ErrorClass, StoreDialect, driver_error
+from dualwrite.stores.sql.home import given_schema, home_of
+from dualwrite.stores.sql.rights import IMPLIED, rights_on
 from dualwrite.stores.sql.tables import TABLE_NAME, metadata
 
 _SECRETS: Final = frozenset({"password", "passwd", "sslpassword", "passfile", "ssl_key_password"})
@@ -54,18 +53,23 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
     ),
     ErrorClass.CONFLICT: (
         StoreCommitFailedError,
-        "The database {where} aborted our transaction because of a conflict while {doing}; nothing of it was committed.",
+        "The database {where} aborted our transaction because of another one while {doing}; nothing of it was committed.",
         "run the whole transaction again",
     ),
     ErrorClass.DENIED: (
         StoreError,
         "The database {where} does not permit {doing}; nothing of it was written.",
-        "grant SELECT, INSERT and UPDATE on {table} to the connection's role, and to each that a block sets (SET ROLE)",
+        "grant {denied} to the connection's role, and to each that a block sets (SET ROLE); {grants} prints all that it needs",
     ),
     ErrorClass.READ_ONLY: (
-        StoreError,
+        StoreNotWritableError,
         "The database {where} permits no writes while {doing}; nothing of it was written.",
-        "find out what makes it read-only: {read_only_by}",
+        "try again, if it is read-only only for a while; otherwise find out what makes it read-only: {read_only_by}",
+    ),
+    ErrorClass.EXHAUSTED: (
+        StoreNotWritableError,
+        "The database {where} lacks disk space, memory or another resource while {doing}; nothing of it was written.",
+        "give it what the cause names, and try again",
     ),
     ErrorClass.ABORTED: (
         StoreError,
@@ -77,22 +81,31 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
         "The database {where} lost a prepared statement, or has another with the same name, while {doing}.",
         "behind a pooler such as PgBouncer, set prepare_threshold to None: connect_args={{'prepare_threshold': None}}",
     ),
+    ErrorClass.POOLED: (
+        StoreError,
+        "The connection pooler in front of the database {where} permits no transactions: it is in statement mode.",
+        "set pool_mode=transaction, or session, for this database and user in PgBouncer",
+    ),
     ErrorClass.DUPLICATE: (StoreError, "The database {where} failed while {doing}.", None),
     ErrorClass.OTHER: (StoreError, "The database {where} failed while {doing}.", None),
 }
+_ELSEWHERE: Final = (
+    "The table {table} is missing in {where}; the schema {others} has one.",
+    "pass schema={others} (commands: --schema; environment: DUALWRITE_SCHEMA). Only for tables that are separate from those: "
+    + _UPGRADE,
+)
+_MAX_SCHEMAS: Final = 3
+"""With more, such as those of tenants, or of all services on a server, none of them is meant more than another."""
 _TOO_SLOW: Final = (
     StoreUnavailableError,
     "A statement in the database {where} was ended by {time_limit}, or canceled, while {doing}.",
     "try again; if it was the limit, raise it: the block, the user or the database has set it",
 )
-_OUTAGES: Final = frozenset({ErrorClass.CONNECTION, ErrorClass.LOCKED})
+_OUTAGES: Final = TAKES_NO_WRITES | {ErrorClass.CONNECTION, ErrorClass.LOCKED}
 _INVALIDATED: Final = "8s2b"
 """SQLAlchemy's code of the PendingRollbackError of a connection that broke before; a failed flush has another."""
 _STATEMENT_TIMEOUTS: Final = frozenset({"57014", 1969, 3024})
 """The statement itself took too long: PostgreSQL's, MariaDB's and MySQL's limits."""
-
-_NOT_INTERRUPTS: Final = (Exception, GeneratorExit, CancelledError)
-"""GeneratorExit only closes a generator; asyncio's CancelledError is behind the TimeoutError of an `asyncio.timeout`."""
 
 
 def address(url: URL) -> str:
@@ -116,27 +129,38 @@ class ErrorMap:
     engine: Engine
     dialect: StoreDialect
 
-    def classify(self, error: BaseException) -> ErrorClass:
-        """What the error means."""
-        return self.dialect.classify(error)
-
     def is_outage(self, error: BaseException) -> bool:
         """A statement that took longer than the database permits is not one."""
         if isinstance(error, PendingRollbackError):
             return error.code == _INVALIDATED
-        driver = driver_error(error)
-        return self.classify(error) in _OUTAGES and not _took_too_long(driver)
+        return self.dialect.classify(error) in _OUTAGES and not _took_too_long(driver_error(error))
 
-    def translated(self, error: BaseException, doing: str, transactional_id: str | None = None) -> DualWriteError:
-        """Our error for the driver's, except during COMMIT; `doing` completes "… failed while <doing>"."""
-        error_class = self.classify(error)
+    def grants_command(self, role: str, uses: Sequence[str] = (), outbox: str | None = None) -> str:
+        """The command that prints the GRANT statements for these uses."""
+        schema = given_schema(self.engine)
+        words = ["dualwrite", "db", "grants", "--role", role, *(f"--{use}" for use in uses if use not in IMPLIED)]
+        words += [] if outbox is None else ["--table", outbox]
+        words += ["--url", address_for_commands(self.engine.url), *(() if schema is None else ("--schema", schema))]
+        return " ".join(map(shell_word, words))
+
+    def translated(
+        self, error: BaseException, doing: str, transactional_id: str | None = None, *, reads: bool = False
+    ) -> DualWriteError:
+        """Our error for the driver's, except during COMMIT; `doing` completes "… failed while <doing>", which only `reads`."""
+        error_class = self.dialect.classify(error)
         kind, what, next_step = _TOO_SLOW if _took_too_long(driver_error(error)) else _TEXTS[error_class]
         if error_class is ErrorClass.LOCKED:
             blocker = self.dialect.known_blocker(self.engine)
             if blocker is not None:
                 what, next_step = f"{what[:-1]}; it is held by {blocker.text}.", blocker.next_step
         schema, table = given_schema(self.engine), _table_named_in(driver_error(error))
+        others = self._schemas_with(table) if error_class is ErrorClass.NO_TABLE else ()
+        if others:
+            what, next_step = _ELSEWHERE
         facts = {
+            "others": " or ".join(map(repr, others)),
+            "denied": rights_on(table, schema, str(driver_error(error)), reads=reads),
+            "grants": self.grants_command("ROLE"),
             "where": address(self.engine.url),
             "command_url": address_for_commands(self.engine.url),
             "doing": doing,
@@ -151,6 +175,15 @@ class ErrorMap:
             cause=_sentence(driver_error(error)),
             next_step=None if next_step is None else next_step.format_map(facts),
         )
+
+    def _schemas_with(self, table: str) -> Sequence[str]:
+        """In which few schemas there is a table of this name; none if that can't be found out."""
+        try:
+            with self.engine.connect() as connection:
+                found = self.dialect.schemas_with(connection, table)
+            return found if len(found) <= _MAX_SCHEMAS else ()
+        except Exception:  # noqa: BLE001  (something has failed already; this must not hide it)
+            return ()
 
 
 def error_and_causes(error: BaseException, *, before: BaseException | None = None) -> Iterator[BaseException]:
@@ -230,10 +263,8 @@ class TransactionErrors:
         return fenced(self._claim, *((None, None) if current is None else (current.fence, current.owner)))
 
     def row_not_found(self, current: Any, store_id: str) -> DualWriteError:
-        """The error for a record that changed no row of this store, although the transaction is still the marked one."""
-        if current is None or current.fence != self._claim.fence:
-            return self.fenced(current)
-        table = full_name(self._errors.engine)
+        """The error for a record that changed no row of this store, although the row has our fence, and we our mark."""
+        table = home_of(self._errors.engine).name()
         what = (
             f"The prepared state could not be recorded in {table}: there the block's transaction does not see the row that it "
             "began with. Nothing was committed."
@@ -305,27 +336,6 @@ class TransactionErrors:
             cause=str(driver_error(error)).strip(),
             next_step="claim the id again with the same expected fence and read the row",
         )
-
-
-class InterruptsFirst:
-    """Raise the KeyboardInterrupt or SystemExit, or what else a signal handler has raised, in the context of another error.
-
-    SQLAlchemy asserts in its `finally` clauses that a connection is in a state that the interrupt kept it from reaching, and
-    drivers complain that it is closed. Such an error is raised then, with the interrupt as its context.
-    """
-
-    def __enter__(self) -> Self:
-        self._outside = sys.exc_info()[1]  # the caller may be inside such an `except`
-        return self
-
-    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
-        if not isinstance(error, Exception):
-            return
-        behind = error.__context__
-        while behind is not None and behind is not self._outside:
-            if not isinstance(behind, _NOT_INTERRUPTS):
-                raise behind
-            behind = behind.__context__
 
 
 def quietly(step: Callable[[], object]) -> bool:

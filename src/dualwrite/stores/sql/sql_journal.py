@@ -1,16 +1,26 @@
-"""The statements of the journal: its gate's, and its entries' (`dualwrite.stores.journal`)."""
+"""The journals of a SQL database (`dualwrite.stores.journal`), and the statements about their gates and entries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, delete, func, insert, select, update
 
-from dualwrite.errors import JournalSwitchedError
-from dualwrite.stores.journal import JournalEntry, JournalLimits, is_open
-from dualwrite.stores.rows import MAX_OWNER_LENGTH
+from dualwrite.errors import JournalSwitchedError, StoreError
+from dualwrite.stores.journal import (
+    GateStatus,
+    JournaledTransaction,
+    JournalEntry,
+    JournalLimits,
+    JournalStore,
+    NumberedEntry,
+    is_open,
+)
+from dualwrite.stores.rows import MAX_OWNER_LENGTH, Claim
+from dualwrite.stores.sql.dialect import ErrorClass
+from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.tables import gate_table as g
 from dualwrite.stores.sql.tables import journal_table as j
 
@@ -21,25 +31,26 @@ _LOCK: Final = READ_EPOCH.with_for_update()
 _CHANGE: Final = (
     update(g)
     .where(g.c.prefix == _PREFIX, g.c.epoch == bindparam("before"))
-    .values(epoch=g.c.epoch + 1, changed_at=bindparam("now"), changed_by=bindparam("owner"))
+    .values(epoch=g.c.epoch + 1, changed_at=bindparam("now"), changed_by=bindparam("owner"), failure=None)
 )
 _OPEN: Final = _CHANGE.values(max_entries=bindparam("entries"), max_size=bindparam("size"), max_age_ms=bindparam("age_ms"))
 _INSERT: Final = insert(j)
-_ANY: Final = select(j.c.id).where(j.c.prefix == _PREFIX).limit(1)
 _IDS: Final = select(j.c.id).where(j.c.prefix == _PREFIX).limit(bindparam("most"))
-_FIRST: Final = select(j).where(j.c.prefix == _PREFIX).order_by(j.c.id).limit(bindparam("most"))
+_SIZES: Final = select(j.c.size).where(j.c.prefix == _PREFIX).order_by(j.c.id).limit(bindparam("most"))
+_ENTRIES: Final = select(j).where(j.c.prefix == _PREFIX, j.c.id > bindparam("after")).order_by(j.c.id).limit(bindparam("most"))
 _DELETE: Final = delete(j).where(j.c.id.in_(bindparam("ids", expanding=True)))
+_READ_ALL: Final = select(g).order_by(g.c.prefix)
+_READ: Final = select(g).where(g.c.prefix == _PREFIX)
+_COUNT: Final = select(j.c.prefix, func.count().label("entries"), func.sum(j.c.size).label("size")).group_by(j.c.prefix)
+_COUNT_ONE: Final = _COUNT.where(j.c.prefix == _PREFIX)
+_CREATE: Final = insert(g)
+_FAIL: Final = update(g).where(g.c.prefix == _PREFIX).values(failure=bindparam("reason"))
 _CHUNK: Final = 1000
 """Entries of one INSERT or DELETE."""
 
 
-def has_none(connection: Connection, prefix: str) -> bool:
-    """Whether the prefix has no entries, as far as this connection sees."""
-    return connection.scalar(_ANY, {"prefix_": prefix}) is None
-
-
-def has_many(connection: Connection, prefix: str, count: int) -> bool:
-    """Whether the prefix has at least so many entries; looks at no more of them."""
+def has_entries(connection: Connection, prefix: str, count: int = 1) -> bool:
+    """Whether the prefix has at least so many entries, as far as this connection sees; looks at no more of them."""
     return len(connection.execute(_IDS, {"prefix_": prefix, "most": count}).all()) >= count
 
 
@@ -82,6 +93,7 @@ def insert_entries(connection: Connection, prefix: str, entries: Sequence[Journa
             "headers": entry.headers,
             "partition_number": entry.partition,
             "sent_at_ms": entry.sent_at_ms,
+            "has_own_time": entry.has_own_time,
             "size": len(entry.key or b"") + len(entry.value or b""),
         }
         for entry in entries
@@ -93,12 +105,18 @@ def insert_entries(connection: Connection, prefix: str, entries: Sequence[Journa
 
 def entry_of_row(row: Any) -> JournalEntry:
     """The entry that is stored in a row."""
-    return JournalEntry(row.topic, row.message_key, row.message_value, row.headers, row.partition_number, row.sent_at_ms)
+    content = (row.topic, row.message_key, row.message_value, row.headers, row.partition_number)
+    return JournalEntry(*content, row.sent_at_ms, row.has_own_time)
 
 
-def first_entries(connection: Connection, prefix: str, most: int) -> Sequence[Any]:
-    """The first rows of the journal."""
-    return connection.execute(_FIRST, {"prefix_": prefix, "most": most}).all()
+def first_sizes(connection: Connection, prefix: str, most: int) -> Sequence[int]:
+    """The sizes of the first rows of the journal, in bytes."""
+    return connection.scalars(_SIZES, {"prefix_": prefix, "most": most}).all()
+
+
+def first_entries(connection: Connection, prefix: str, most: int, *, after: int = 0) -> Sequence[Any]:
+    """The first rows of the journal whose number is above `after`."""
+    return connection.execute(_ENTRIES, {"prefix_": prefix, "most": most, "after": after}).all()
 
 
 def delete_entries(connection: Connection, ids: Sequence[int]) -> int:
@@ -118,3 +136,76 @@ def switched(prefix: str, transactional_id: str, epoch: int | None) -> JournalSw
         next_step="run the whole transaction again",
         epoch=epoch,
     )
+
+
+class BeginJournaled(Protocol):
+    """Begins a transaction, which reads the gate of a prefix with its claim's fence."""
+
+    def __call__(self, claim: Claim, /, *, may_wait: bool, gate: str) -> JournaledTransaction: ...
+
+
+class SqlJournal(JournalStore):
+    """The journals of a SQL database.
+
+    Args:
+        short: Of the store.
+        begin: Begins the store's transactions.
+    """
+
+    def __init__(self, short: ShortTransactions, begin: BeginJournaled) -> None:
+        self._short = short
+        self._begin = begin
+
+    def begin(self, claim: Claim, prefix: str, *, at_once: bool) -> JournaledTransaction:
+        return self._begin(claim, may_wait=not at_once, gate=prefix)
+
+    def prepare(self, prefix: str) -> GateStatus:
+        found = self.gates(prefix, counts=False)
+        if not found:
+            values = {"prefix": prefix, "epoch": 0, "changed_at": datetime.now(UTC), "changed_by": ""}
+            try:
+                self._short.run(lambda connection: connection.execute(_CREATE, values) and None, "creating a journal's gate")
+            except StoreError as error:
+                if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # another process has just created it
+                    raise
+            found = self.gates(prefix, counts=False)
+        return found[0]
+
+    def gates(self, prefix: str | None = None, *, counts: bool) -> list[GateStatus]:
+        def work(connection: Connection) -> list[GateStatus]:
+            only = {} if prefix is None else {"prefix_": prefix}
+            rows = connection.execute(_READ_ALL if prefix is None else _READ, only).all()
+            counted = (
+                {row.prefix: row for row in connection.execute(_COUNT if prefix is None else _COUNT_ONE, only)}
+                if counts
+                else {}
+            )
+            return [_status(row, counted.get(row.prefix), counts=counts) for row in rows]
+
+        return self._short.query(work, "reading journals and their gates")
+
+    def entries(self, prefix: str, *, after: int = 0, most: int) -> list[NumberedEntry]:
+        rows = self._short.query(
+            lambda connection: first_entries(connection, prefix, most, after=after), "reading journal entries"
+        )
+        return [NumberedEntry(row.id, entry_of_row(row)) for row in rows]
+
+    def note_failure(self, prefix: str, failure: str | None) -> None:
+        values = {"prefix_": prefix, "reason": failure}
+        self._short.run(lambda connection: connection.execute(_FAIL, values) and None, "noting why a journal stays open")
+
+    def open(self, prefix: str, owner: str, limits: JournalLimits) -> bool:
+        def work(connection: Connection) -> bool:
+            epoch = lock_gate(connection, prefix)
+            return epoch is not None and not is_open(epoch) and open_gate(connection, prefix, epoch, owner, limits)
+
+        return self._short.run(work, "opening the journal's gate")
+
+
+def _status(row: Any, counted: Any, *, counts: bool) -> GateStatus:
+    entries: int | None = None
+    size: int | None = None
+    if counts:
+        entries, size = (0, 0) if counted is None else (int(counted.entries), int(counted.size))
+    limits = None if row.max_entries is None else JournalLimits(row.max_entries, row.max_size, row.max_age_ms / 1000)
+    return GateStatus(row.prefix, row.epoch, row.changed_at, row.changed_by, entries, size, limits, row.failure)

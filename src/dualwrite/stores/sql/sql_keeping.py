@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Select, bindparam, delete, func, insert, sele
 from sqlalchemy.exc import IntegrityError
 
 from dualwrite.errors import PositionMovedError, StoreError
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.stores.leases import Lease, LeaseStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions, in_order, moved
 from dualwrite.stores.rows import MAX_OWNER_LENGTH
@@ -21,6 +22,8 @@ from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
 from dualwrite.stores.sql.tables import begins_with_prefix, lease_table, position_table, prefix_parameters
 from dualwrite.stores.store_transaction import StoreTransaction
 
+log = SubjectLogger(__name__)
+
 _NOBODY: Final = ""
 """The owner of an id that was released. Rows are not deleted: that would need one more privilege."""
 
@@ -29,10 +32,11 @@ _MAX_IDS: Final = 500
 
 _AMONG: Final = lease_table.c.transactional_id.in_(bindparam("ids", expanding=True))
 _OURS: Final = (_AMONG, lease_table.c.owner == bindparam("owner_"))
-_RENEW: Final = update(lease_table).where(*_OURS).values(leased_until=bindparam("until"))
+_RENEW: Final = update(lease_table).where(*_OURS).values(leased_until=bindparam("until"), lease_ms=bindparam("ms"))
 _READ_OURS: Final = select(lease_table.c.transactional_id).where(*_OURS)
 _RELEASE: Final = update(lease_table).where(*_OURS).values(owner=_NOBODY, leased_until=bindparam("now"))
 _ACQUIRE: Final = update(lease_table).where(lease_table.c.transactional_id == bindparam("id"))
+_SHORTEN: Final = _ACQUIRE.values(leased_until=bindparam("until"))
 _INSERT: Final = insert(lease_table)
 _LISTED: Final = begins_with_prefix(lease_table.c.transactional_id), lease_table.c.owner != _NOBODY
 
@@ -79,28 +83,23 @@ class SqlLeases(LeaseStore):
             clock = next(iter(found.values())).clock if found else database_clock(connection)
             times = _times(clock, seconds)
             free = {name for name, row in found.items() if row.owner in (owner, _NOBODY) or row.leased_until <= times["now"]}
-            values = {"owner": owner, "leased_until": times["until"]}
+            _shorten(connection, [row for name, row in found.items() if name not in free])
+            values = {"owner": owner, "leased_until": times["until"], "lease_ms": round(seconds * 1000)}
             for statement, names in ((_ACQUIRE, free), (_INSERT, set(ids) - found.keys())):
                 if names:
                     key = "id" if statement is _ACQUIRE else "transactional_id"
                     connection.execute(statement, [{key: name, **values} for name in sorted(names)])
             return frozenset(free | (set(ids) - found.keys()))
 
-        if not ids:
-            return frozenset()
-        try:
-            return self._short.run(work, "leasing an id", min(ids))
-        except StoreError as error:
-            if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # another owner has just inserted a row
-                raise
-            return self._short.run(work, "leasing an id", min(ids))
+        return self._short.run_inserting(work, "leasing an id", min(ids)) if ids else frozenset()
 
     def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
         owner = owner[:MAX_OWNER_LENGTH]
 
         def work(some: list[str], connection: Connection) -> list[str]:
             ours = {"ids": some, "owner_": owner}
-            connection.execute(_RENEW, {**ours, "until": _times(database_clock(connection), seconds)["until"]})
+            until = _times(database_clock(connection), seconds)["until"]
+            connection.execute(_RENEW, {**ours, "until": until, "ms": round(seconds * 1000)})
             return list(connection.scalars(_READ_OURS, ours))
 
         chunks = [self._short.run(partial(work, some), "renewing leases") for some in _in_chunks(ids)]
@@ -118,10 +117,7 @@ class SqlLeases(LeaseStore):
     def entries(self, prefix: str = "") -> list[Lease]:
         def work(connection: Connection) -> list[Lease]:
             rows = connection.execute(_listing(connection.dialect.name), prefix_parameters(prefix)).all()
-            return [
-                Lease(row.transactional_id, row.owner, (row.leased_until - _times(row.clock, 0)["now"]).total_seconds())
-                for row in rows
-            ]
+            return [_lease(row, row.clock) for row in rows]
 
         return sorted(self._short.query(work, "listing the leases"), key=lambda each: each.transactional_id)
 
@@ -136,6 +132,21 @@ def _locking(dialect: str) -> Select[Any]:
 def _listing(dialect: str) -> Select[Any]:
     """The leases of the ids that begin with a prefix, each with the database's clock."""
     return select(lease_table, clock_column(dialect)).where(*_LISTED)
+
+
+def _lease(row: Any, clock: float) -> Lease:
+    left = (row.leased_until - _times(clock, 0)["now"]).total_seconds()
+    return Lease(row.transactional_id, row.owner, left, row.lease_ms / 1000)
+
+
+def _shorten(connection: Connection, held: Iterable[Any]) -> None:
+    """Shorten the impossible ones of other owners' leases; the rows are locked."""
+    for row in held:
+        # the clock that came with the row may be that of before the wait for its lock, and its owner has renewed it since
+        if _lease(row, row.clock).is_impossible and _lease(row, now := database_clock(connection)).is_impossible:
+            connection.execute(_SHORTEN, {"id": row.transactional_id, "until": _times(now, row.lease_ms / 1000)["until"]})
+            text = "the database's clock has gone back; shortened the lease of %r to its length"
+            log.warning(text, row.owner, transactional_id=row.transactional_id)
 
 
 def _times(clock: float, seconds: float) -> dict[str, datetime]:
@@ -157,6 +168,7 @@ class SqlPositions(Positions):
 
     def prepare(self) -> None:
         """`dualwrite db upgrade` creates the table."""
+        self._short.check_rights("processor")
         self._short.query(lambda connection: connection.execute(_CHECK_TABLE).first(), "looking for positions")
 
     def read(self, group_id: str) -> Mapping[Partition, Position]:

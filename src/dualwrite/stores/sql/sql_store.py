@@ -28,33 +28,41 @@ from dualwrite.stores.rows import (
     check_fence,
     forgotten,
     new_token,
+    none_elsewhere,
     with_resolution,
 )
 from dualwrite.stores.sql.dialect import ErrorClass
-from dualwrite.stores.sql.engines import KEPT_CONNECTIONS, check_connections, close_engine, dialect_of, make_engine, parse_url
+from dualwrite.stores.sql.durability import durability
+from dualwrite.stores.sql.engines import (
+    KEPT_CONNECTIONS,
+    check_connections,
+    close_engine,
+    dialect_of,
+    make_engine,
+    parse_url,
+    watch_errors,
+)
 from dualwrite.stores.sql.guard import check_statements
 from dualwrite.stores.sql.home import engine_at_home, refuse_without_schemas
-from dualwrite.stores.sql.journal_store import SqlJournal
 from dualwrite.stores.sql.short import ClaimAttempt, ShortTransactions, WithLanes, acquired
-from dualwrite.stores.sql.sql_context import StoreContext
+from dualwrite.stores.sql.sql_context import Access, StoreContext
 from dualwrite.stores.sql.sql_errors import ErrorMap, address, error_and_causes
+from dualwrite.stores.sql.sql_journal import SqlJournal
 from dualwrite.stores.sql.sql_keeping import SqlLeases, SqlPositions
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
 from dualwrite.stores.sql.tables import (
-    ALL_COLUMNS,
     LockedRows,
     LookedAt,
-    first_row,
+    check_tables,
     identity_or_first,
     list_ids,
-    lock_row,
     lock_rows,
+    locked_identity,
+    look_around,
     look_at,
     read_identity,
-    read_row,
     read_rows,
     replace_identity,
-    write_row,
     write_rows,
 )
 from dualwrite.stores.store_transaction import StoreTransaction
@@ -109,10 +117,11 @@ class SqlStateStore(TxnStateStore):
         self._dialect = dialect_of(engine)
         self._dialect.watch_engine(engine)
         check_statements(engine)
+        watch_errors(engine)
         self._engine = engine = engine_at_home(engine, self._dialect, schema, is_ours=owns_engine)
         self._owns_engine = owns_engine
         errors = ErrorMap(engine, self._dialect)
-        self._context = StoreContext(engine, self._dialect, errors, session)
+        self._context = StoreContext(engine, self._dialect, errors, session, Access())
         if session is not None:
             _ = self._context.sessions  # refuse an unusable one now
         self._short = ShortTransactions(engine, self._dialect, errors, lock_timeout, self._context.driver_errors)
@@ -151,7 +160,6 @@ class SqlStateStore(TxnStateStore):
         if not theirs.keys() & {"pool", "poolclass", "pool_size"} and dialect.family != "sqlite":
             ours["pool_size"] = KEPT_CONNECTIONS
         engine = make_engine(parsed, dialect, **{**ours, **theirs})
-        dialect.prepare_engine(engine)
         return cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session, schema=schema)
 
     @classmethod
@@ -198,7 +206,6 @@ class SqlStateStore(TxnStateStore):
         options = dialect.engine_options(make_url("postgresql+psycopg://"), connect_timeout=connect_timeout, lock_timeout=0)
         engine, access = psycopg_access(source, options["connect_args"])
         store = cls(engine, owns_engine=True, lock_timeout=lock_timeout, session=session, schema=schema)
-        access.use(store.engine)
         store._context.access = access
         return store
 
@@ -214,7 +221,7 @@ class SqlStateStore(TxnStateStore):
 
     @property
     def most_side_by_side(self) -> int:
-        return 2 if self.is_local else self._context.access.connections
+        return 2 if self.is_local else self._context.access.connections(self._engine)
 
     @property
     def description(self) -> str:
@@ -223,8 +230,10 @@ class SqlStateStore(TxnStateStore):
     def check(self) -> None:
         """Compares the columns, since the table may also be made by the user's own migrations."""
         self._short.query(self._context.access.check, "checking the table")
-        for query in ALL_COLUMNS:
-            self._short.query(partial(first_row, query=query), "checking the table")
+        self._short.query(check_tables, "checking the table")
+
+    def check_rights(self, *uses: str) -> None:
+        self._short.check_rights(*uses)
 
     @property
     def leases(self) -> LeaseStore:
@@ -236,10 +245,10 @@ class SqlStateStore(TxnStateStore):
 
     @property
     def journal(self) -> JournalStore:
-        return SqlJournal(self._context, self._short)
+        return SqlJournal(self._short, self._begun)
 
     def durability(self) -> Mapping[str, str]:
-        return self._short.query(self._dialect.durability, "reading the durability settings")
+        return self._short.query(durability, "reading the durability settings")
 
     # --- which database this is ---------------------------------------------------------------------------------------------
 
@@ -264,7 +273,7 @@ class SqlStateStore(TxnStateStore):
         try:
             return self._short.query(self._dialect.database_marks, "reading the database's identifier")
         except StoreError as error:
-            log.debug("%s: the database's identifier can't be read: %s", self.description, error)
+            log.debug("%s: the database's identifier can't be read: %s", self.description, f"{error}")
             return frozenset()
 
     def why_no_marks(self) -> str | None:
@@ -277,9 +286,8 @@ class SqlStateStore(TxnStateStore):
     def claim(
         self, transactional_id: str, owner: str, *, timeout: float, expected_fence: int | None = None, token: str | None = None
     ) -> Claim:
-        owner = owner[:MAX_OWNER_LENGTH]
-        attempt = ClaimAttempt(self._short, [transactional_id], owner, timeout, token or new_token(), expected_fence)
-        return attempt.make().rows[0].claim
+        made = self._claimed([transactional_id], owner, timeout, token=token, expected_fence=expected_fence)
+        return made.rows[0].claim
 
     def claim_lanes(
         self,
@@ -294,8 +302,7 @@ class SqlStateStore(TxnStateStore):
     ) -> ClaimedLanes:
         """In one transaction: if one lane can't be claimed, none is."""
         besides = WithLanes(cluster_id, acquiring, self._first_identity())
-        owner = owner[:MAX_OWNER_LENGTH]
-        return ClaimAttempt(self._short, lanes, owner, timeout, token or new_token(), expected_fence, lanes=besides).make()
+        return self._claimed(lanes, owner, timeout, token=token, expected_fence=expected_fence, lanes=besides)
 
     def claim_if(self, transactional_id: str, owner: str, condition: Callable[[Connection], None], *, timeout: float) -> Claim:
         """Claim only if a condition holds in the transaction of the claim; if it does not hold, it raises.
@@ -308,23 +315,22 @@ class SqlStateStore(TxnStateStore):
 
         Raises: as `claim`, and what the condition raises.
         """
-        owner = owner[:MAX_OWNER_LENGTH]
-        attempt = ClaimAttempt(self._short, [transactional_id], owner, timeout, new_token(), condition=condition)
-        return attempt.make().rows[0].claim
+        return self._claimed([transactional_id], owner, timeout, condition=condition).rows[0].claim
+
+    def _claimed(
+        self, ids: Sequence[str], owner: str, timeout: float, *, token: str | None = None, **besides: Any
+    ) -> ClaimedLanes:
+        return ClaimAttempt(self._short, ids, owner[:MAX_OWNER_LENGTH], timeout, token or new_token(), **besides).make()
 
     def begin(self, claim: Claim) -> StoreTransaction:
-        transaction = SqlStoreTransaction(self._context, claim)
-        transaction.begin()
-        return transaction
+        return self._begun(claim, may_wait=False)
 
-    def begin_group(self, claim: Claim) -> StoreTransaction:
-        transaction = SqlStoreTransaction(self._context, claim, is_group=True)
-        transaction.begin()
-        return transaction
+    def begin_soon(self, claim: Claim) -> StoreTransaction:
+        return self._begun(claim, may_wait=True)
 
-    def begin_soon(self, claim: Claim, *, is_group: bool = False) -> StoreTransaction:
-        transaction = SqlStoreTransaction(self._context, claim, is_group=is_group)
-        transaction.begin(may_wait=True)
+    def _begun(self, claim: Claim, *, may_wait: bool, gate: str | None = None) -> SqlStoreTransaction:
+        transaction = SqlStoreTransaction(self._context, claim, gate=gate)
+        transaction.begin(may_wait=may_wait)
         return transaction
 
     def is_conflict(self, error: BaseException) -> bool:
@@ -347,7 +353,10 @@ class SqlStateStore(TxnStateStore):
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def read(self, transactional_id: str) -> StateRow | None:
-        return self._short.query(partial(read_row, transactional_id=transactional_id), "reading the row", transactional_id)
+        return self._read([transactional_id]).get(transactional_id)
+
+    def _read(self, ids: Sequence[str]) -> dict[str, StateRow]:
+        return self._short.query(partial(read_rows, ids=ids), "reading the row", ids[0])
 
     def look_at(self, lanes: Sequence[str]) -> tuple[StateRow, ...]:
         """In one query, if the dialect's marks are a column."""
@@ -357,7 +366,7 @@ class SqlStateStore(TxnStateStore):
         except StoreError as error:
             if column is None:
                 raise
-            log.debug("%s: the database's identifier can't be read: %s", self.description, error)
+            log.debug("%s: the database's identifier can't be read: %s", self.description, f"{error}")
             column = None
             identity, shown, rows = self._looked_at(lanes, None)
             marks: frozenset[str] = frozenset()
@@ -378,12 +387,15 @@ class SqlStateStore(TxnStateStore):
 
     def read_claimed_rows(self, claims: Sequence[Claim]) -> tuple[StateRow, ...]:
         """In one query."""
-        ids = [claim.transactional_id for claim in claims]
-        found = self._short.query(partial(read_rows, ids=ids), "reading the row", ids[0])
+        found = self._read([claim.transactional_id for claim in claims])
         return tuple(check_fence(found.get(claim.transactional_id), claim) for claim in claims)
 
     def list(self, prefix: str = "") -> list[str]:
         return self._short.query(partial(list_ids, prefix=prefix), "listing the ids")
+
+    def elsewhere(self, name: str, cluster_id: str) -> Mapping[str, str]:
+        """In one query."""
+        return self._short.query(partial(look_around, transactional_id=name, cluster_id=cluster_id), "listing the ids")[1]
 
     # --- changing ---------------------------------------------------------------------------------------------------------
 
@@ -409,23 +421,20 @@ class SqlStateStore(TxnStateStore):
 
     def acquire_generations(self, claims: Sequence[Claim], acquiring: Acquiring) -> tuple[StateRow, ...]:
         """In one transaction."""
-        first = self._first_identity()
+        first, name = self._first_identity(), claims[0].transactional_id
 
         def work(connection: Connection) -> tuple[StateRow, ...]:
             found, identity = _locked(connection, claims)
+            if acquiring.cluster_id and not all(row.cluster_id for row in found.values()):
+                identity = locked_identity(connection, first)
+                none_elsewhere(name, look_around(connection, name, acquiring.cluster_id)[1], acquiring.cluster_id)
             # read in this transaction: it may have been replaced
             store_id = (identity or identity_or_first(connection, first)).store_id
-            rows = {name: acquired(row, acquiring, store_id) for name, row in found.items()}
+            rows = {each: acquired(row, acquiring, store_id) for each, row in found.items()}
             write_rows(connection, rows.values(), existing=found)
             return tuple(rows[claim.transactional_id] for claim in claims)
 
-        doing, name = "acquiring a generation", claims[0].transactional_id
-        try:
-            return self._short.run(work, doing, name)
-        except StoreError as error:
-            if not self._short.is_caused_by(error, ErrorClass.DUPLICATE):  # another writer has just created the identity
-                raise
-            return self._short.run(work, doing, name)
+        return self._short.run_inserting(work, "acquiring a generation", name)  # perhaps the database's identity
 
     def _first_identity(self) -> StoreIdentity:
         """To be stored if the database has no identity yet; if it has one without marks, the marks are added now."""
@@ -442,21 +451,19 @@ class SqlStateStore(TxnStateStore):
         removed: list[LostTransaction] = []  # over all attempts: the response to the COMMIT that removed them may be lost
 
         def work(connection: Connection) -> None:
-            row = lock_row(connection, transactional_id)
-            if row is None:
-                return
-            left = acknowledged(row, only)
-            removed.extend(entry for entry in row.lost if entry not in (*left.lost, *removed))
-            write_row(connection, left)
+            found = lock_rows(connection, [transactional_id]).rows
+            for row in found.values():
+                left = acknowledged(row, only)
+                removed.extend(entry for entry in row.lost if entry not in (*left.lost, *removed))
+                write_rows(connection, [left], existing=found)
 
         self._short.run(work, "acknowledging lost transactions", transactional_id)
         return tuple(removed)
 
     def forget(self, transactional_id: str) -> None:
         def work(connection: Connection) -> None:
-            row = lock_row(connection, transactional_id)
-            if row is not None and not row.forgotten:
-                write_row(connection, forgotten(row))
+            found = lock_rows(connection, [transactional_id]).rows
+            write_rows(connection, [forgotten(row) for row in found.values() if not row.forgotten], existing=found)
 
         self._short.run(work, "forgetting the id", transactional_id)
 

@@ -1,7 +1,6 @@
-"""One business transaction on a SQL database: begin, record, commit, with as few round trips as possible.
+"""One business transaction on a SQL database: begin, record, commit.
 
-On PostgreSQL, BEGIN is sent with the fence's SELECT, and record's UPDATE with COMMIT (`MergedStatements`). On other databases
-each of them takes a round trip.
+Our statements in it go through an `Outgoing`, which on PostgreSQL sends some of them with others, to save round trips.
 """
 
 from __future__ import annotations
@@ -10,26 +9,27 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, Update
+from sqlalchemy import Connection, Update, select
 
 from dualwrite.errors import DualWriteError, StoreCommitFailedError
-from dualwrite.logs import SubjectLogger
+from dualwrite.observability.logs import SubjectLogger
 from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
 from dualwrite.stores.journal import JournaledTransaction, JournalEntry, is_open
 from dualwrite.stores.rows import Claim
-from dualwrite.stores.sql.dialect import ErrorClass, MergedStatements, QueuedStatements, Record, driver_error
-from dualwrite.stores.sql.guard import Guard, GuardedConnection, Watch
+from dualwrite.stores.sql.dialect import ErrorClass, Fence, Mark, NotRecorded, Outgoing, StateRecord, driver_error
+from dualwrite.stores.sql.engines import note_error
+from dualwrite.stores.sql.guard import Guard, GuardedConnection
 from dualwrite.stores.sql.home import OwnConnection
-from dualwrite.stores.sql.session_text import Routine
-from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, NEWEST_CLAIM_AND_GATE, StoreContext, parameters_of
-from dualwrite.stores.sql.sql_errors import InterruptsFirst, TransactionErrors, quietly
-from dualwrite.stores.sql.sql_journal import READ_EPOCH, insert_entries, switched
-from dualwrite.stores.sql.units import TransactionSessions, UnitSavepoints, close_ended
+from dualwrite.stores.sql.isolation import StatementWatch
+from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, NEWEST_CLAIM_AND_GATE, StoreContext
+from dualwrite.stores.sql.sql_errors import TransactionErrors, quietly
+from dualwrite.stores.sql.sql_journal import insert_entries, switched
+from dualwrite.stores.sql.units import Units, close_ended
 from dualwrite.stores.store_transaction import RunAloneError, TransactionThread
 
 if TYPE_CHECKING:
@@ -41,130 +41,87 @@ if TYPE_CHECKING:
 log = SubjectLogger(__name__)
 
 _tokens: Final = itertools.count(1)
+_RECORDING: Final = "recording the prepared state"
 
 
 class SqlStoreTransaction(JournaledTransaction):
     """One transaction of a SQL store; `begin` opens it.
 
-    `is_group`: units follow, so that the savepoint of the first can be set with BEGIN. `gate`: the prefix whose gate is read
-    with the fence; see JournaledTransaction.
+    `gate`: the prefix whose gate is read with the fence; see JournaledTransaction.
     """
 
-    def __init__(self, context: StoreContext, claim: Claim, *, is_group: bool = False, gate: str | None = None) -> None:
+    is_fence_checked = False
+
+    def __init__(self, context: StoreContext, claim: Claim, *, gate: str | None = None) -> None:
         self._context = context
         self._claim = claim
         self._guard: Guard
-        self._merged: MergedStatements | None = None
+        self._outgoing: Outgoing  # once there is a connection
         self._token = f"{os.getpid()}.{next(_tokens)}"
         self._connection: GuardedConnection | None = None
         self._handle: Any = None
-        self._is_group = is_group
         self._gate = gate
         self._epoch: int | None = None
         self._errors = TransactionErrors(context.errors, claim)
-        self._sessions = TransactionSessions(context, self._errors)
-        self._units = UnitSavepoints(context, self._errors, self._sessions)
+        self._units = Units(context, self._errors)
         self._is_committed = False
         self._outcome_is_known = True
-        self._recorded_at_commit: Record | None = None
         self._reports: tuple[object, ...] = ()  # when the watch began
         self._store_id = ""  # of the row that BEGIN has read
-        self._beginning: QueuedStatements | None = None
-        self._queued: QueuedStatements | None = None  # `_beginning`, or the savepoint of a unit
 
-    def begin(self, *, may_wait: bool = False) -> None:
-        """Begin and check the fence; repeated if the pool's connection is dead, since nothing was written yet.
+    def begin(self, *, may_wait: bool) -> None:
+        """Begin and check the fence; once more if the pool's connection is dead, since nothing was written yet.
 
-        This replaces a pre-ping, without its round trip. The last two attempts are SQLAlchemy's own, which replaces every
-        connection of its pool when one is dead. `may_wait`: BEGIN and the check may be sent with the first statement.
+        This replaces a pre-ping, without its round trip. `may_wait`: BEGIN and the check may be sent with the first statement.
         """
-        attempts = [False, False] if self._context.merged is None else [True, False, False]  # whether BEGIN is merged
-        while True:
-            try:
-                return self._begin_once(is_merged=attempts.pop(0), may_wait=may_wait)
-            except self._context.driver_errors as error:
-                if not attempts or self._context.errors.classify(error) is not ErrorClass.CONNECTION:
-                    raise self._begin_failed(error) from error
-
-    def _begin_once(self, *, is_merged: bool, may_wait: bool) -> None:
-        guard = self._guard = Guard(self._claim.transactional_id, self._context.access.savepoint)
-        self._beginning = self._queued = None
-        self._units.came_with_begin = False
         try:
-            with InterruptsFirst():
-                connection = self._connection = self._context.access.connect(guard)
-                self._context.dialect.begin(connection)
-                self._merged = None if self._context.merged is None else self._context.merged(connection)
-                if is_merged and self._merged is not None and self._merged.can_begin():
-                    self._begin_merged(connection, self._merged, may_wait=may_wait)
-                else:
-                    self._check_fence(self._newest_claim(connection))
+            try:
+                self._begin_once(may_wait=may_wait)
+            except self._context.driver_errors as error:
+                if self._context.dialect.classify(error) is not ErrorClass.CONNECTION:
+                    raise
+                self._begin_once(may_wait=may_wait)
+        except self._context.driver_errors as error:
+            raise self._begin_failed(error) from error
+
+    def _begin_once(self, *, may_wait: bool) -> None:
+        guard = self._guard = Guard(self._claim.transactional_id, self._context.access.savepoint)
+        try:
+            connection = self._context.access.connect(self._context, guard)
+            outgoing = self._context.dialect.outgoing(self._context, connection, self._check_fence, self._failed_late)
+            self._connection, self._outgoing = connection, outgoing
+            self._context.dialect.begin(connection)
+            mark = Mark(self._claim.transactional_id, self._token, self._gate)
+            outgoing.begin(mark, may_wait=may_wait)
         except BaseException as error:
+            if self._connection is not None:
+                note_error(self._connection, error)
             self._release(discard=not isinstance(error, Exception))  # KeyboardInterrupt: it may come at any point in the driver
             raise
         connection.restore_guard()
 
-    def _begin_merged(self, connection: GuardedConnection, merged: MergedStatements, *, may_wait: bool) -> None:
-        self._units.came_with_begin = self._is_group
-        self._beginning = self._queued = merged.begin(
-            self._claim.transactional_id,
-            self._token,
-            begun=self._check_fence,
-            translated=self._begin_failed,
-            with_unit=self._is_group,
-            gate=self._gate,
-        )
-        if may_wait and merged.may_wait():
-            return
-        try:
-            self._queued.send()
-        except self._context.driver_errors as error:
-            if self._context.errors.classify(error) is ErrorClass.CONNECTION:
-                connection.invalidate(error)  # as SQLAlchemy does, so that the source of the connection gets the reason
-            raise
-
     def _begin_failed(self, error: BaseException) -> DualWriteError:
         return self._errors.translated(error, "beginning a transaction")
 
-    def _newest_claim(self, connection: Connection) -> Any:
-        parameters = {"id": self._claim.transactional_id, "token": self._token}
-        if self._gate is None:
-            return connection.execute(self._context.check_fence, parameters).first()
-        return connection.execute(self._context.check_fence_and_gate, {**parameters, "gate": self._gate}).first()
+    def _failed_late(self, error: BaseException) -> DualWriteError:
+        return self._units.failed(error, None) if self.is_fence_checked else self._begin_failed(error)
 
-    def _check_fence(self, current: Any) -> None:
+    def _check_fence(self, current: Fence | None) -> None:
         if current is None or current.fence != self._claim.fence:
             raise self._errors.fenced(current)
         self._store_id = current.store_id
+        self.found_number = current.transaction_number
         if self._gate is not None:
             self._epoch = current.epoch
-
-    @property
-    def is_fence_checked(self) -> bool:  # type: ignore[override]  # a plain attribute of stores that always wait
-        return self._beginning is None or not (self._beginning.is_waiting or self._beginning.error)
+        self.is_fence_checked = True
 
     @property
     def begin_error(self) -> Exception | None:  # type: ignore[override]  # as above
-        return None if self._beginning is None else self._beginning.error
+        return None if self.is_fence_checked else self._outgoing.error
 
     def check_fence(self) -> None:
         if not self.is_fence_checked:
-            self._send_queued()
-
-    def _send_queued(self, *, at_end: bool = False) -> None:
-        """Send what is queued; at the end of the transaction not the savepoint of a unit that has executed nothing."""
-        if self._queued is None:
-            return
-        if at_end and self._queued.is_waiting and self._queued is not self._beginning:
-            self._queued.drop()
-            self._queued = None
-            return
-        try:
-            self._queued.send()
-        except self._context.driver_errors as error:
-            if self._queued.error is None:
-                raise
-            raise self._queued.error from error
+            self._outgoing.send()
 
     # --- the user's side --------------------------------------------------------------------------------------------------
 
@@ -178,14 +135,14 @@ class SqlStoreTransaction(JournaledTransaction):
 
     @property
     def session(self) -> Session:
-        self._end_batch()  # SQLAlchemy reads each response
-        return self._sessions.get(self._open_connection())
+        self._guard.end_batch()  # SQLAlchemy reads each response
+        return self._units.used_session(self._open_connection())
 
     def own_statements(self) -> AbstractContextManager[Connection]:
         """The connection, for statements of our own within the block, whatever the user's handle and its options are."""
-        self._end_batch()  # SQLAlchemy reads each response
+        self._guard.end_batch()  # SQLAlchemy reads each response
         connection = self._open_connection()
-        self._send_queued()
+        self._outgoing.send()
         return connection.own_statements()
 
     def async_handle(self, thread: TransactionThread) -> Any:
@@ -198,13 +155,13 @@ class SqlStoreTransaction(JournaledTransaction):
 
         self._guard.thread = thread.ident
         connection = self._open_connection()
-        return AsyncSession(self._sessions.get(connection), connection, thread)
+        return AsyncSession(self._units.used_session(connection), connection, thread)
 
     def _open_connection(self) -> GuardedConnection:
         if self._connection is None:
             raise self._errors.ended()
-        if self._queued is not None and self._queued.error is not None:
-            raise self._queued.error
+        if self._outgoing.error is not None:
+            raise self._outgoing.error
         return self._connection
 
     # --- isolation --------------------------------------------------------------------------------------------------------
@@ -217,15 +174,15 @@ class SqlStoreTransaction(JournaledTransaction):
     def watch(self, *, shares: bool) -> None:
         watch = self._guard.watch
         if watch is None:
-            watch = self._guard.watch = Watch(self._context.effects, self._routines)
+            watch = self._guard.watch = StatementWatch(self._context.effects, self._has_own_functions)
             self._reports = self._context.dialect.session_reports(self._open_connection())
         watch.shares = shares
 
-    def _routines(self, names: frozenset[str]) -> Iterable[Routine] | None:
+    def _has_own_functions(self, names: frozenset[str]) -> bool | None:
         with self.own_statements() as connection:
             if self._context.dialect.commit_blocker(connection) is not None:
                 return None
-            return self._context.dialect.routines(connection, names)
+            return self._context.dialect.has_own_functions(connection, names)
 
     def renew_handle(self) -> None:
         self._renew_handle(keeps_ends=True)
@@ -251,9 +208,8 @@ class SqlStoreTransaction(JournaledTransaction):
 
     def begin_units(self) -> None:
         """Under one savepoint, and in libpq's pipeline if the store was created from psycopg."""
-        connection = self._open_connection()
-        self._guard.batch = self._context.access.batch(connection)
-        self.begin_unit()
+        self.begin_unit()  # first, so that its savepoint is sent with BEGIN
+        self._guard.batch = self._context.access.batch(self._open_connection())
 
     @property
     def has_unanswered_statements(self) -> bool:  # type: ignore[override]  # a plain attribute of stores that always wait
@@ -265,30 +221,26 @@ class SqlStoreTransaction(JournaledTransaction):
         return self._guard.savepoints
 
     def end_units(self) -> None:
-        self._end_batch()
+        self._guard.end_batch()
         connection = self._open_connection()
         self._check_can_commit(connection)
         self._check_isolated(connection)
 
     def undo_units(self, error: BaseException) -> None:
-        quietly(self._end_batch)  # if it raises, that is `error` again, or a consequence of it
+        quietly(self._guard.end_batch)  # if it raises, that is `error` again, or a consequence of it
         self._units.undo_all(self._open_connection(), error, note=str(next(_tokens)))
         self._begin_isolated()
 
-    def _end_batch(self) -> None:
-        if self._guard.batch is not None:
-            self._guard.batch.end()
-
     def _check_can_commit(self, connection: GuardedConnection) -> None:
         """Raise if the block, or a unit, has left the transaction unable to commit; a batch shows that only at its end."""
-        is_unknown = self._guard.batch is not None or (self._queued is not None and self._queued.is_waiting)
+        is_unknown = self._guard.batch is not None or self._outgoing.is_waiting
         blocker = None if is_unknown else self._context.dialect.commit_blocker(connection)
         if blocker is not None:
             raise self._errors.commit_failed(blocker)
 
     def begin_unit(self) -> None:
         """A savepoint, which replaces that of the unit before."""
-        self._queued = self._units.begin(self._open_connection(), self._merged, self._queued)
+        self._units.begin(self._open_connection(), self._outgoing)
         self.watch(shares=True)
 
     def end_unit(self) -> None:
@@ -312,10 +264,9 @@ class SqlStoreTransaction(JournaledTransaction):
     # --- the writer's side ------------------------------------------------------------------------------------------------
 
     def before_commit(self) -> None:
-        if self._sessions.current is not None:
-            self._end_batch()  # a coroutine may have added objects without a call in the thread
-            self._sessions.dispatch_before_commit()
-            self._sessions.flush()
+        if self._units.session is not None:
+            self._guard.end_batch()  # a coroutine may have added objects without a call in the thread
+            self._units.before_commit()
 
     def record(
         self,
@@ -331,23 +282,23 @@ class SqlStoreTransaction(JournaledTransaction):
             self._execute_record(connection, statement, record)
 
     @contextlib.contextmanager
-    def _recording(self) -> Iterator[GuardedConnection]:
+    def _recording(self, doing: str = _RECORDING) -> Iterator[GuardedConnection]:
         """The connection without its guard, for the last writes of the transaction, after all of the user's."""
         connection = self._open_connection()
-        self._sessions.flush()
-        self._send_queued(at_end=True)
+        self._units.flush()
+        self._outgoing.send_last()
         connection.lift_guard()
         try:
             if not self._context.dialect.still_marked(connection):
                 raise self._errors.ended_by_block()
             yield connection
         except self._context.driver_errors as error:
-            raise self._record_failed(error) from error
+            raise self._record_failed(error, doing) from error
         finally:
             connection.restore_guard()
 
-    def _execute_record(self, connection: GuardedConnection, statement: Update, record: Record) -> None:
-        if connection.execute(statement, parameters_of(record)).rowcount != 1:
+    def _execute_record(self, connection: GuardedConnection, statement: Update, record: StateRecord) -> None:
+        if connection.execute(statement, record._asdict()).rowcount != 1:
             raise self._why_nothing_changed(connection)
 
     @property
@@ -357,7 +308,7 @@ class SqlStoreTransaction(JournaledTransaction):
 
     def write_journal(self, entries: Sequence[JournalEntry], transaction_number: int) -> None:
         assert self._gate is not None
-        with self._recording() as connection:
+        with self._recording("writing into the journal") as connection:
             if entries:
                 epoch = insert_entries(connection, self._gate, entries)
                 if epoch is None or not is_open(epoch):
@@ -374,49 +325,37 @@ class SqlStoreTransaction(JournaledTransaction):
         delivery: Delivery | None = None,
     ) -> None:
         self._open_connection()
-        self._sessions.flush()
-        self._send_queued(at_end=True)
-        if self._merged is None or not self._merged.can_commit():
+        self._units.flush()
+        self._outgoing.send_last()
+        if not self._outgoing.record_at_commit(self._record_of(state, generation, transaction_number, delivery)):
             self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
-            return
-        self._recorded_at_commit = self._record_of(state, generation, transaction_number, delivery)
 
-    def _record_of(self, state: PreparedTxnState | None, generation: int, number: int, delivery: Delivery | None) -> Record:
-        return Record(
-            transactional_id=self._claim.transactional_id,
-            fence=self._claim.fence,
-            store_id=self._store_id,
+    def _record_of(
+        self, state: PreparedTxnState | None, generation: int, number: int, delivery: Delivery | None
+    ) -> StateRecord:
+        return StateRecord(
+            id=self._claim.transactional_id,
+            held_fence=self._claim.fence,
+            held_store=self._store_id,
             token=self._token,
             state=state_text(state),
-            generation=generation,
+            of_generation=generation,
             number=number,
-            delivery=delivery_text(delivery),
+            delivered=delivery_text(delivery),
             now=datetime.now(UTC),
             gate=self._gate,
-            epoch=self._epoch,
+            seen_epoch=self._epoch,
         )
 
     def _why_nothing_changed(self, connection: Connection) -> DualWriteError:
         marked = self._context.dialect.marked_condition()
-        query = NEWEST_CLAIM if marked is None else NEWEST_CLAIM.add_columns(marked.label("marked"))
-        query = query.with_for_update(read=True)  # the newest row: MariaDB's snapshot would still show our own claim
-        current = connection.execute(query, {"id": self._claim.transactional_id, "token": self._token}).first()
-        if current is not None and marked is not None and not current.marked:
-            return self._errors.ended_by_block()
-        if current is None:
-            changed = self._context.dialect.wrong_encoding(connection)
-            if changed is not None:
-                return self._errors.not_found_in_encoding(changed)
-        if self._gate is not None and current is not None and current.fence == self._claim.fence:
-            epoch = connection.scalar(READ_EPOCH.with_for_update(read=True), {"prefix_": self._gate})  # the newest, as above
-            if epoch != self._epoch:
-                return switched(self._gate, self._claim.transactional_id, epoch)
-        return self._errors.row_not_found(current, self._store_id)
+        was_marked = marked is None or bool(connection.scalar(select(marked), {"token": self._token}))
+        return self._why_not_recorded(was_marked=was_marked, wrong_encoding=self._context.dialect.wrong_encoding(connection))
 
-    def _record_failed(self, error: BaseException) -> DualWriteError:
+    def _record_failed(self, error: BaseException, doing: str = _RECORDING) -> DualWriteError:
         """Under REPEATABLE READ a newer claim causes a serialization failure: only a new transaction shows which it was."""
-        failure = self._errors.translated(error, "recording the prepared state")
-        if self._context.errors.classify(error) is ErrorClass.CONFLICT:
+        failure = self._errors.translated(error, doing)
+        if self._context.dialect.classify(error) is ErrorClass.CONFLICT:
             with contextlib.suppress(*self._context.driver_errors):
                 current = self._claim_after_rollback()
                 if current is not None and current.fence != self._claim.fence:
@@ -448,39 +387,39 @@ class SqlStoreTransaction(JournaledTransaction):
         self._release(discard=False)
 
     def _send_commit(self, connection: GuardedConnection) -> None:
-        dialect, merged, record = self._context.dialect, self._merged, self._recorded_at_commit
-        if record is None:  # otherwise `can_commit` has checked that
+        dialect = self._context.dialect
+        if self._outgoing.record is None:  # otherwise `record_at_commit` has checked that
             self._check_can_commit(connection)
         try:
-            with InterruptsFirst():
-                if merged is not None and record is not None:
-                    self._commit_merged(merged, record)
-                connection.commit()
-                dialect.finish(connection, "COMMIT")
+            self._commit_outgoing(connection)
+            connection.commit()
+            dialect.finish(connection, "COMMIT")
         except self._context.driver_errors as error:
             if dialect.commit_surely_failed(error, connection):
                 raise self._errors.commit_failed(str(driver_error(error)).strip()) from error
             raise self._errors.commit_unknown(error) from error
 
-    def _commit_merged(self, merged: MergedStatements, record: Record) -> None:
-        """Write the record and commit; the COMMIT that SQLAlchemy requests afterwards has no effect any more."""
+    def _commit_outgoing(self, connection: GuardedConnection) -> None:
         try:
-            merged.commit(record)
+            self._outgoing.commit()
         except self._context.driver_errors as error:
-            if not merged.was_not_executed():
+            note_error(connection, error)
+            reason = self._outgoing.why_not_recorded(error)
+            if reason is None:
                 raise
             self.is_surely_rolled_back = True
-            if merged.found_no_mark(error):
-                raise self._why_not_recorded(was_marked=False) from error
-            if merged.found_no_row(error):
-                raise self._why_not_recorded(was_marked=True) from error
-            raise self._record_failed(error) from error
+            if reason is NotRecorded.ERROR:
+                raise self._record_failed(error) from error
+            raise self._why_not_recorded(was_marked=reason is NotRecorded.NO_ROW) from error
 
-    def _why_not_recorded(self, *, was_marked: bool) -> DualWriteError:
+    def _why_not_recorded(self, *, was_marked: bool, wrong_encoding: str | None = None) -> DualWriteError:
+        """Rolls back, and reads the newest rows in a new transaction."""
         try:
             current = self._claim_after_rollback()
         except self._context.driver_errors as reading:
             return self._errors.translated(reading, "reading why the prepared state could not be recorded")
+        if wrong_encoding is not None and (current is None or current.fence == self._claim.fence):
+            return self._errors.not_found_in_encoding(wrong_encoding)
         if current is None or current.fence != self._claim.fence:
             return self._errors.fenced(current)
         if not was_marked:
@@ -499,14 +438,13 @@ class SqlStoreTransaction(JournaledTransaction):
         connection = self._connection
         if connection is None:
             return
-        sessions = self._sessions.remove_all()
+        sessions = self._units.take_sessions()
         self._context.access.renew(self._handle)
         self._connection = self._handle = None
         guard = self._guard
         connection.lift_guard()
         try:
-            if self._queued is not None:
-                self._queued.drop()
+            self._outgoing.drop()
             if guard.watch is not None:
                 quietly(functools.partial(connection.renew, keeps_ends=True))
             if guard.batch is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import sqlite3
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal, cast
@@ -21,18 +20,16 @@ _MARKER: Final = "dualwrite_transaction"
 _WAIT_SLICE: Final = 0.2  # seconds: SQLite's busy handler sleeps in C, where Ctrl-C is not handled
 _LOCKED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _SURELY_FAILED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CONSTRAINT})
-_ERROR_CLASSES: Final = {
-    sqlite3.SQLITE_BUSY: ErrorClass.LOCKED,
-    sqlite3.SQLITE_LOCKED: ErrorClass.LOCKED,
-    sqlite3.SQLITE_CONSTRAINT: ErrorClass.DUPLICATE,
-    sqlite3.SQLITE_READONLY: ErrorClass.READ_ONLY,
-    sqlite3.SQLITE_PERM: ErrorClass.DENIED,
-    sqlite3.SQLITE_AUTH: ErrorClass.DENIED,
-    sqlite3.SQLITE_CANTOPEN: ErrorClass.REFUSED,
-    sqlite3.SQLITE_NOTADB: ErrorClass.REFUSED,
-    sqlite3.SQLITE_CORRUPT: ErrorClass.REFUSED,
+_CODES: Final[Mapping[ErrorClass, tuple[int, ...]]] = {
+    ErrorClass.LOCKED: (*_LOCKED, sqlite3.SQLITE_PROTOCOL),  # PROTOCOL: WAL's locks, after many attempts
+    ErrorClass.CONFLICT: (sqlite3.SQLITE_SCHEMA,),
+    ErrorClass.DUPLICATE: (sqlite3.SQLITE_CONSTRAINT,),
+    ErrorClass.READ_ONLY: (sqlite3.SQLITE_READONLY,),
+    ErrorClass.EXHAUSTED: (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM),
+    ErrorClass.DENIED: (sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH),
+    ErrorClass.REFUSED: (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT),
 }
-_SYNCHRONOUS: Final = {0: "off", 1: "normal", 2: "full", 3: "extra"}
+_ERROR_CLASSES: Final = {code: found for found, codes in _CODES.items() for code in codes}
 
 
 class SqliteDialect(StoreDialect):
@@ -44,8 +41,6 @@ class SqliteDialect(StoreDialect):
 
     name: ClassVar[str] = "sqlite"
     driver: ClassVar[str] = "pysqlite"
-    package: ClassVar[str | None] = None
-    extra: ClassVar[str | None] = None
     family: ClassVar[str] = "sqlite"
     read_only_by: ClassVar[str] = "PRAGMA query_only, or the file or its folder"
 
@@ -128,17 +123,6 @@ class SqliteDialect(StoreDialect):
         """Path and inode of the file; empty for a database in memory."""
         path = next((row[2] for row in connection.exec_driver_sql("PRAGMA database_list") if row[1] == "main"), "")
         return file_marks(path) if path else frozenset()
-
-    def durability(self, connection: Connection) -> Mapping[str, str]:
-        """With `fullfsync` on macOS, where fsync alone does not empty the disk's own cache."""
-        raw = _raw(connection)
-        (level,) = raw.execute("PRAGMA synchronous").fetchone()
-        (mode,) = raw.execute("PRAGMA journal_mode").fetchone()
-        found = {"synchronous": _SYNCHRONOUS.get(level, str(level)), "journal_mode": mode}
-        if sys.platform == "darwin":
-            (full,) = raw.execute("PRAGMA fullfsync").fetchone()
-            found["fullfsync"] = "on" if full else "off"
-        return found
 
     def classify(self, error: BaseException) -> ErrorClass:
         error = driver_error(error)

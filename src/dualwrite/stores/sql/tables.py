@@ -5,6 +5,7 @@ They belong to a separate MetaData, so that autogenerate of the user's alembic d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -22,7 +23,6 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    Row,
     RowMapping,
     Select,
     String,
@@ -45,12 +45,14 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from dualwrite.errors import StoredStateError
-from dualwrite.state import MAX_TOPIC_LENGTH, Delivery, PreparedTxnState, ProducerKind, delivery_text, state_text
+from dualwrite.state import MAX_TOPIC_LENGTH, ProducerKind
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.positions import MAX_GROUP_LENGTH
-from dualwrite.stores.rows import MAX_OWNER_LENGTH, StateRow, lost_text, parse_lost
+from dualwrite.stores.rows import MAX_OWNER_LENGTH, StateRow, parse_lost, row_of, values_of
+from dualwrite.transactional_id import LANE_MARK, name_of
 
-_MYSQL: Final = ("mysql", "mariadb")  # SQLAlchemy's names
+MYSQL: Final = ("mysql", "mariadb")
+"""SQLAlchemy's names."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -65,7 +67,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """MySQL's DATETIME has whole seconds by default; its TIMESTAMP would depend on the session's time zone."""
-        return dialect.type_descriptor(mysql.DATETIME(fsp=6) if dialect.name in _MYSQL else DateTime(timezone=True))
+        return dialect.type_descriptor(mysql.DATETIME(fsp=6) if dialect.name in MYSQL else DateTime(timezone=True))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         """To what the driver accepts: if the stored value has no offset, it must be in UTC."""
@@ -135,7 +137,7 @@ class LongWords(Words):
         self.size = size
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if self.size is None or dialect.name not in _MYSQL:
+        if self.size is None or dialect.name not in MYSQL:
             return super().load_dialect_impl(dialect)
         return mysql.MEDIUMTEXT() if self.size == "medium" else mysql.LONGTEXT()
 
@@ -194,8 +196,9 @@ lease_table: Final = Table(
     Column("transactional_id", Words(255), primary_key=True),
     Column("owner", Words(MAX_OWNER_LENGTH), nullable=False),
     Column("leased_until", UtcDateTime, nullable=False),
+    Column("lease_ms", BigInteger, nullable=False),
 )
-"""One row for each id that was ever leased. A released id has the owner ''."""
+"""One row for each id that was ever leased, with the length of the lease. A released id has the owner ''."""
 
 
 position_table: Final = Table(
@@ -238,10 +241,11 @@ gate_table: Final = Table(
     Column("max_entries", BigInteger, nullable=True),
     Column("max_size", BigInteger, nullable=True),
     Column("max_age_ms", BigInteger, nullable=True),
+    Column("failure", LongWords(), nullable=True),
 )
 """One row for each prefix with a journal. `epoch` counts its openings and closings: the gate is open while it is odd.
 
-The limits are those of the process that has opened it the last time.
+The limits are those of the process that has opened it the last time; `failure` is why entries can't be published.
 """
 
 
@@ -251,11 +255,12 @@ journal_table: Final = Table(
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
     Column("prefix", Words(255), nullable=False),
     Column("topic", Words(MAX_TOPIC_LENGTH), nullable=False),
-    Column("message_key", LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL), nullable=True),
-    Column("message_value", LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL), nullable=True),
+    Column("message_key", LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL), nullable=True),
+    Column("message_value", LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL), nullable=True),
     Column("headers", LongWords(size="long"), nullable=True),
     Column("partition_number", Integer, nullable=True),
     Column("sent_at_ms", BigInteger, nullable=False),
+    Column("has_own_time", Boolean, nullable=False),
     Column("size", Integer, nullable=False),
     Index("ix_dualwrite_journal_prefix", "prefix", "id"),
 )
@@ -285,24 +290,8 @@ def state_row(columns: RowMapping) -> StateRow:
     """
     transactional_id = columns["transactional_id"]
     try:
-        return StateRow(
-            transactional_id=transactional_id,
-            fence=columns["fence"],
-            generation=columns["generation"],
-            prepared_state=PreparedTxnState.parse(columns["prepared_transaction_state"]),
-            prepared_generation=columns["prepared_generation"],
-            resolved_generation=columns["resolved_generation"],
-            transaction_number=columns["transaction_number"],
-            lost=parse_lost(transactional_id, columns["lost"]),
-            owner=columns["owner"],
-            updated_at=columns["updated_at"],
-            forgotten=columns["forgotten"],
-            generation_kind=_generation_kind(columns["generation_kind"]),
-            claim_token=columns["claim_token"],
-            delivery=Delivery.parse(columns["delivery"] or ""),
-            cluster_id=columns["cluster_id"],
-            store_id=columns["store_id"],
-        )
+        values = {**columns, "delivery": columns["delivery"] or ""}
+        return row_of(transactional_id, values, parse_lost(transactional_id, columns["lost"]))
     except StoredStateError as error:
         error.transactional_id = transactional_id
         raise
@@ -310,39 +299,10 @@ def state_row(columns: RowMapping) -> StateRow:
 
 def columns_of(row: StateRow) -> dict[str, Any]:
     """The row's columns except the key; `state_row` reads them."""
-    return {
-        "fence": row.fence,
-        "generation": row.generation,
-        "prepared_transaction_state": state_text(row.prepared_state),
-        "prepared_generation": row.prepared_generation,
-        "delivery": delivery_text(row.delivery),
-        "resolved_generation": row.resolved_generation,
-        "transaction_number": row.transaction_number,
-        "lost": lost_text(row.lost),
-        "owner": row.owner,
-        "claim_token": row.claim_token,
-        "updated_at": row.updated_at,
-        "forgotten": row.forgotten,
-        "generation_kind": row.generation_kind.value,
-        "cluster_id": row.cluster_id,
-        "store_id": row.store_id,
-    }
+    values = values_of(row)
+    return {**values, "lost": json.dumps(values["lost"])}
 
 
-def _generation_kind(text: str) -> ProducerKind:
-    try:
-        return ProducerKind(text)
-    except ValueError as error:
-        raise StoredStateError(
-            f"The stored generation_kind {text!r} is not one of {', '.join(kind.value for kind in ProducerKind)}.",
-            cause="the row was changed manually or by a newer release",
-            next_step="nothing was changed; restore the value, or upgrade",
-            text=text,
-        ) from error
-
-
-_READ: Final = select(state_table).where(state_table.c.transactional_id == bindparam("id"))
-_LOCK: Final = _READ.with_for_update()
 _AMONG: Final = state_table.c.transactional_id.in_(bindparam("ids", expanding=True))
 _READ_ALL: Final = select(state_table).where(_AMONG)
 _THIS_STORE: Final = select(store_table.c.identity).where(store_table.c.number == 1).scalar_subquery().label("this_store")
@@ -356,40 +316,27 @@ _INSERT: Final = insert(state_table)
 _LIST: Final = select(state_table.c.transactional_id).where(
     begins_with_prefix(state_table.c.transactional_id), state_table.c.forgotten.is_(False)
 )
+_IS_LANE: Final = func.substr(state_table.c.transactional_id, 1, bindparam("lanes_length", type_=Integer)) == bindparam("lanes")
+_AROUND: Final = select(state_table.c.transactional_id, state_table.c.cluster_id).where(
+    begins_with_prefix(state_table.c.transactional_id),
+    state_table.c.forgotten.is_(False),
+    or_(_IS_LANE, state_table.c.cluster_id != bindparam("seen")),
+)
 _IDENTITY: Final = select(store_table.c.identity).where(store_table.c.number == 1)
 
-ALL_COLUMNS: Final[tuple[Select[Any], ...]] = (
+_ALL_COLUMNS: Final[tuple[Select[Any], ...]] = (
     *(select(table).where(table.c.transactional_id == "").limit(1) for table in (state_table, lease_table)),
     _IDENTITY,
 )
-"""One query for each table, which fails if the table or one of its columns is missing."""
 
 
-def first_row(connection: Connection, query: Select[Any]) -> Row[Any] | None:
-    """The first row of the result, if there is one."""
-    return connection.execute(query).first()
+def check_tables(connection: Connection) -> None:
+    """Read from each table; an error of the database shows that one of them, or of their columns, is missing."""
+    for query in _ALL_COLUMNS:
+        connection.execute(query).first()
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------------------
-
-
-def read_row(connection: Connection, transactional_id: str) -> StateRow | None:
-    """The row of an id, or None."""
-    found = connection.execute(_READ, {"id": transactional_id}).mappings().one_or_none()
-    return None if found is None else state_row(found)
-
-
-def lock_row(connection: Connection, transactional_id: str) -> StateRow | None:
-    """The row of an id, locked until the end of the transaction."""
-    found = connection.execute(_LOCK, {"id": transactional_id}).mappings().one_or_none()
-    return None if found is None else state_row(found)
-
-
-def write_row(connection: Connection, row: StateRow) -> None:
-    """Write all columns of a row that exists."""
-    connection.execute(
-        update(state_table).where(state_table.c.transactional_id == row.transactional_id).values(**columns_of(row))
-    )
 
 
 class LockedRows(NamedTuple):
@@ -405,7 +352,7 @@ def lock_rows(connection: Connection, ids: Collection[str]) -> LockedRows:
     What is read in this transaction afterwards is not older than the locks, under REPEATABLE READ either: on MariaDB and MySQL
     its snapshot begins with the first reading without a lock, so this statement has none.
     """
-    lock = _LOCK_ONLY if connection.dialect.name in ("mariadb", "mysql") else _LOCK_ALL
+    lock = _LOCK_ONLY if connection.dialect.name in MYSQL else _LOCK_ALL
     found = connection.execute(lock, {"ids": list(ids)}).mappings().all()
     identity = _identity_in(found[0]["this_store"]) if found else None
     return LockedRows({row.transactional_id: row for row in map(state_row, found)}, identity)
@@ -454,6 +401,15 @@ def _looking(marks: ColumnElement[Any] | None) -> Select[Any]:
     )
 
 
+def look_around(connection: Connection, transactional_id: str, cluster_id: str | None) -> tuple[list[str], dict[str, str]]:
+    """The lanes of an id and, with a cluster, what `TxnStateStore.elsewhere` returns for its name, in one query."""
+    lanes, name = transactional_id + LANE_MARK, name_of(transactional_id)
+    parameters = {**prefix_parameters(name), "lanes": lanes, "lanes_length": len(lanes), "seen": cluster_id}
+    found = {row.transactional_id: row.cluster_id for row in connection.execute(_AROUND, parameters)}
+    elsewhere = {each: on for each, on in found.items() if on not in ("", cluster_id) and name_of(each) == name}
+    return [each for each in found if each.startswith(lanes)], elsewhere
+
+
 def list_ids(connection: Connection, prefix: str) -> list[str]:
     """The ids that begin with `prefix`, sorted, without tombstones."""
     found = connection.scalars(_LIST, prefix_parameters(prefix)).all()
@@ -479,6 +435,15 @@ def replace_identity(connection: Connection, identity: StoreIdentity, expected: 
         return True
     kept = update(store_table).where(store_table.c.number == 1, store_table.c.identity == str(expected))
     return connection.execute(kept.values(identity=str(identity))).rowcount == 1
+
+
+def locked_identity(connection: Connection, first: StoreIdentity) -> StoreIdentity:
+    """As `identity_or_first`, locked until the end of the transaction: names get their clusters one after the other (rule CL).
+
+    By an UPDATE, not SELECT FOR UPDATE: under REPEATABLE READ a transaction that has waited for it begins again.
+    """
+    connection.execute(update(store_table).where(store_table.c.number == 1).values(identity=store_table.c.identity))
+    return identity_or_first(connection, first)
 
 
 def identity_or_first(connection: Connection, first: StoreIdentity) -> StoreIdentity:

@@ -1,278 +1,186 @@
-"""The nodes of a tree: read after a sync, written on the condition of the version that was read, and tried again."""
+"""The port on a ZooKeeper tree: nodes read after a sync, and written in multis on the condition of their versions."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError
-from kazoo.protocol.serialization import Create, SetData
-from kazoo.protocol.states import ZnodeStat
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.protocol.serialization import CheckVersion, Create, Delete, SetData
 
-from dualwrite.errors import ClaimTimeoutError, StoredStateError, StoreError
-from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.rows import StateRow, document, parse_document
-from dualwrite.stores.zookeeper.paths import IDENTITY_PATH, STATE_ROOT, id_of, request_size, state_path, too_large
+from dualwrite.deadline import Deadline
+from dualwrite.errors import DualWriteError, StoredStateError
+from dualwrite.stores.key_values import ROWS, ConflictError, Found, Key, KeyValues, Write
+from dualwrite.stores.zookeeper.paths import id_of, multi_size, path_of, too_large
 from dualwrite.stores.zookeeper.zookeeper_connection import (
-    ErrorClass,
+    KazooErrorClass,
     NoAnswerError,
     NotSentError,
     ZooKeeperConnection,
     classify,
-    sentence,
     translated,
 )
 
-T = TypeVar("T")
-
-_FIRST_PAUSE, _LONGEST_PAUSE, _JITTER = 0.005, 0.5, 0.02  # seconds
 _ANY_VERSION: Final = -1
 _READ_AT_ONCE: Final = 200
+_ATTEMPTS: Final = 3
 
 CONCURRENT_CHANGES: Final = (BadVersionError, NodeExistsError, NoNodeError)
 """Errors of a conditional write when another write was faster."""
+_CONSEQUENCES: Final = (RolledBackError, RuntimeInconsistency)
+"""Results that a failed multi has for the operations before and after the one that failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateNode:
-    """A row as it was read.
+class NodeTree(KeyValues):
+    """The nodes below the client's chroot. A key's condition is the version of its node; what is removed has a new one."""
 
-    Every write is conditional on the node's version.
-    """
+    errors = (KazooException,)
 
-    row: StateRow
-    version: int
-
-
-class Nodes:
-    """Reads and writes nodes; all methods but `query` and `change`, which run the others, raise kazoo's errors unchanged.
-
-    A `deadline` is a value of `time.monotonic()`.
-    """
-
-    def __init__(self, connection: ZooKeeperConnection, *, max_request_bytes: int, change_timeout: float) -> None:
+    def __init__(self, connection: ZooKeeperConnection, *, max_request_bytes: int) -> None:
         self.connection = connection
         self.max_request_bytes = max_request_bytes
-        self._change_timeout = change_timeout
 
-    # --- any node ---------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------------------------------
 
-    def get(self, path: str, deadline: float | None = None) -> tuple[bytes, ZnodeStat] | None:
-        """Data and stat of a node, as of this call or later; None if it does not exist.
+    def read(self, keys: Sequence[Key], deadline: Deadline | None = None) -> list[Found | None]:
+        """Many in one request.
 
         The `sync` sent first makes a follower catch up. No quorum confirms it: a leader that was deposed and does not know it
-        yet may still respond. `read_from_quorum` excludes that.
+        yet may still respond. `confirmed` excludes that.
         """
-        try:
-            _, found = self.connection.request(
-                lambda client: [client.sync_async(path), client.get_async(path)], deadline=deadline
-            )
-        except NoNodeError:
-            return None
-        return found[0], found[1]
+        paths, found = [path_of(key) for key in keys], list[Found | None]()
+        for start in range(0, len(paths), _READ_AT_ONCE):
+            send = partial(_synced, "get_async", paths[start : start + _READ_AT_ONCE])
+            answers = self.connection.request(send, deadline=deadline, none_for=NoNodeError)
+            found += [None if answer is None else Found(*answer) for answer in answers[1:]]
+        return found
 
-    def children(self, path: str) -> list[str]:
-        """The names of a node's children, read as by `get`; empty if it does not exist."""
-        try:
-            _, names = self.connection.request(lambda client: [client.sync_async(path), client.get_children_async(path)])
-        except NoNodeError:
-            return []
-        return list(names)
-
-    def create(self, path: str, data: bytes = b"", deadline: float | None = None, *, ephemeral: bool = False) -> None:
-        """Create a node, and its parents if they are missing."""
-
-        def send() -> None:
-            acl = self.connection.acl
-            self.connection.request(
-                lambda client: client.create_async(path, data, acl=acl, ephemeral=ephemeral), deadline=deadline
-            )
-
-        try:
-            send()
-        except NoNodeError:
-            if not (parent := path.rpartition("/")[0]):
-                raise
-            with suppress(NodeExistsError):  # another client was faster
-                self.create(parent, deadline=deadline)
-            send()
-
-    def set(self, path: str, data: bytes, version: int, deadline: float | None = None) -> None:
-        """Replace the data of a node that has this version."""
-        self.connection.request(lambda client: client.set_async(path, data, version), deadline=deadline)
-
-    def delete(self, path: str, version: int = _ANY_VERSION, deadline: float | None = None) -> None:
-        """Delete a node that has this version."""
-        self.connection.request(lambda client: client.delete_async(path, version), deadline=deadline)
-
-    # --- rows -------------------------------------------------------------------------------------------------------------
-
-    def read(self, transactional_id: str, deadline: float | None = None) -> StateNode | None:
-        """The row of an id, as of this call or later; see `get`.
-
-        Raises:
-            StoredStateError: The node's data is not a row.
-        """
-        found = self.get(state_path(transactional_id), deadline)
-        return None if found is None else StateNode(parse_document(transactional_id, found[0]), found[1].version)
-
-    def read_from_quorum(self, transactional_id: str) -> StateNode | None:
-        """As `read`, then a `check` of the version, which only a quorum confirms; repeated if it changed in between."""
-        path = state_path(transactional_id)
-        while (node := self.read(transactional_id)) is not None:
-            (result,) = self.connection.request(partial(_check_of, path=path, version=node.version))
+    def confirmed(self, key: Key) -> Found | None:
+        """As `get`, then a `check` of the version, which only a quorum confirms; repeated if it changed in between."""
+        while (found := self.get(key)) is not None:
+            (result,) = self.send([CheckVersion(self._whole(key), found.stat.version)])
             if not isinstance(result, Exception):
-                return node
+                return found
             if not isinstance(result, CONCURRENT_CHANGES):
                 raise result
         return None
 
-    def write(self, row: StateRow, read: StateNode | None, deadline: float) -> None:
-        """Replace the row that was read by a new one.
+    def children(self, key: Key, prefix: str = "") -> list[str]:
+        send = partial(_synced, "get_children_async", [path_of(key)])
+        _, names = self.connection.request(send, none_for=NoNodeError)
+        found = map(id_of, names or ())
+        return [name for name in found if name is not None and name.startswith(prefix)]
 
-        Raises:
-            BadVersionError: Or another of CONCURRENT_CHANGES: the node has changed since it was read.
-            StoreError: The row is too large.
-        """
-        path, data = state_path(row.transactional_id), document(row).encode()
-        request = Create(path, data, self.connection.acl, 0) if read is None else SetData(path, data, read.version)
-        size = request_size(request) + len(self.connection.client.chroot)
+    # --- writing ----------------------------------------------------------------------------------------------------------
+
+    def multi(self, writes: Sequence[Write], deadline: Deadline | None = None) -> None:
+        operations = [self.operation(write) for write in writes]
+        size = multi_size(operations)
         if size > self.max_request_bytes:
-            raise too_large("The row of the id", size, self.max_request_bytes, row.transactional_id)
-        if read is None:
-            self.create(path, data, deadline)
-        else:
-            self.set(path, data, condition(read), deadline)
-
-    def rows(self, prefix: str) -> Iterator[StateRow]:
-        """The rows of the ids that begin with `prefix`, in no particular order."""
-        found = [each for each in map(id_of, self.children(STATE_ROOT)) if each is not None and each.startswith(prefix)]
-        for start in range(0, len(found), _READ_AT_ONCE):
-            yield from self._read_all(found[start : start + _READ_AT_ONCE])
-
-    def _read_all(self, ids: Sequence[str]) -> Iterator[StateRow]:
-        try:
-            answers = self.connection.request(lambda client: [client.get_async(state_path(each)) for each in ids])
-        except NoNodeError:  # one was deleted manually after the names were listed
-            nodes = (self.read(each) for each in ids)
-            yield from (node.row for node in nodes if node is not None)
-        else:
-            yield from (parse_document(each, data) for each, (data, _) in zip(ids, answers, strict=True))
-
-    # --- which database this is ---------------------------------------------------------------------------------------------
-
-    def identity(self) -> StoreIdentity | None:
-        """The identity in the node of the database's id; None if the node does not exist."""
-        found = self.get(IDENTITY_PATH)
-        return None if found is None else StoreIdentity.parse(found[0])
-
-    def set_identity(self, identity: StoreIdentity, expected: StoreIdentity | None) -> bool:
-        """Replace the identity if it still is the expected one; False if it is not."""
-        data, read = str(identity).encode(), self.get(IDENTITY_PATH)
-        if (None if read is None else StoreIdentity.parse(read[0])) != expected:
-            return False
-        try:
-            if read is None:
-                self.create(IDENTITY_PATH, data)
+            row = next((write.key[1] for write in writes if write.key[0] == ROWS), None)
+            raise too_large("The change" if row is None else "The row of the id", size, self.max_request_bytes, row)
+        for attempt in range(_ATTEMPTS):
+            failed = failed_in(self.send(operations, deadline))
+            if failed is None:
+                break
+            write, error = writes[failed[0]], failed[1]
+            if write.found is None and isinstance(error, NoNodeError):
+                if attempt == _ATTEMPTS - 1:
+                    raise error
+                self.make_parents(write.key, deadline)
+            elif isinstance(error, CONCURRENT_CHANGES):
+                raise ConflictError(write.key) from error
             else:
-                self.set(IDENTITY_PATH, data, read[1].version)
-        except (BadVersionError, NodeExistsError):
-            return False
-        except NoNodeError:  # it is gone since it was read; or else the chroot is
-            if read is None:
-                raise
-            return False
-        return True
+                raise error
+        self._remove_empty([write.key for write in writes if write.data is None], deadline)
 
-    # --- trying again -----------------------------------------------------------------------------------------------------
-
-    def query(self, work: Callable[[], T], doing: str, transactional_id: str | None = None) -> T:
-        """Run read-only `work`, and repeat it once if the connection breaks.
+    def operation(self, write: Write) -> Any:
+        """A write in kazoo's form.
 
         Raises:
-            StoreError: Kazoo's errors, translated.
+            StoredStateError: Its node has the version that means any.
         """
-        try:
-            try:
-                return work()
-            except KazooException as error:
-                if not _is_retriable_read(error):
-                    raise
-            return work()
-        except KazooException as error:
-            raise self._translated(error, doing, transactional_id) from error
+        path = self._whole(write.key)
+        if write.found is None:
+            return Create(path, write.data, self.connection.acl, int(write.ephemeral))
+        version = condition(write.key, write.found.stat.version)
+        return Delete(path, version) if write.data is None else SetData(path, write.data, version)
 
-    def change(self, work: Callable[[float], T], doing: str, transactional_id: str, timeout: float | None = None) -> T:
-        """Run `work`, which reads and writes, and repeat it after a broken connection or a concurrent change.
+    def send(self, operations: Iterable[Any], deadline: Deadline | None = None) -> Sequence[Any]:
+        """Send operations as one multi; returns a result or an exception for each."""
+        made = list(operations)
+        results: Sequence[Any] = self.connection.request(partial(_sent, operations=made), deadline=deadline)
+        if len(results) != len(made):
+            raise NoAnswerError(f"kazoo returned {results!r} for {len(made)} operations")
+        return results
 
-        `work` gets the deadline, and must return the same when it runs again after its own success: the response may have been
-        lost.
+    def make_parents(self, key: Key, deadline: Deadline | None = None) -> None:
+        """Create the nodes above a key that are missing."""
+        for depth in range(1, len(key)):
+            (result,) = self.send([Create(self._whole(key[:depth]), b"", self.connection.acl, 0)], deadline)
+            if isinstance(result, Exception) and not isinstance(result, NodeExistsError):
+                raise result
 
-        Raises:
-            ClaimTimeoutError: Others changed the node first, until the timeout.
-            StoreError: Kazoo's errors, translated.
-        """
-        limit = self._change_timeout if timeout is None else timeout
-        deadline, pause, conflicts = time.monotonic() + limit, _FIRST_PAUSE, 0
-        while True:
-            try:
-                return work(deadline)
-            except KazooException as error:
-                is_conflict = isinstance(error, CONCURRENT_CHANGES)
-                conflicts += is_conflict
-                wait = pause + random.uniform(0, _JITTER)  # noqa: S311  (no secret)
-                is_retriable = is_conflict or classify(error) is ErrorClass.CONNECTION
-                if not is_retriable or time.monotonic() + wait >= deadline:
-                    if conflicts and (is_conflict or isinstance(error, NoAnswerError)):  # NoAnswerError: the deadline passed
-                        raise _overtaken(error, conflicts, doing, transactional_id, limit) from error
-                    raise self._translated(error, doing, transactional_id) from error
-            self.connection.client.handler.sleep_func(wait)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+    def _remove_empty(self, removed: Iterable[Key], deadline: Deadline | None) -> None:
+        """Remove the nodes above keys that have no children any more, but for the folder itself."""
+        parents = {key[:depth] for key in removed for depth in range(2, len(key))}
+        for parent in sorted(parents, key=len, reverse=True):
+            with suppress(NoNodeError, NotEmptyError):
+                self.connection.request(partial(KazooClient.delete_async, path=path_of(parent)), deadline=deadline)
 
-    def _translated(self, error: BaseException, doing: str, transactional_id: str | None) -> StoreError:
+    def _whole(self, key: Key) -> str:
+        return f"{self.connection.client.chroot}{path_of(key)}"
+
+    # --- errors -----------------------------------------------------------------------------------------------------------
+
+    def passes(self, error: Exception) -> bool:
+        return classify(error) is KazooErrorClass.CONNECTION
+
+    def passes_for_reads(self, error: Exception) -> bool:
+        return not isinstance(error, NotSentError) and self.passes(error)  # its time limit has already passed
+
+    def translated(self, error: Exception, doing: str, transactional_id: str | None = None) -> DualWriteError:
         return translated(error, self.connection.address, doing, transactional_id)
 
 
-def condition(node: StateNode) -> int:
-    """The node's version, as the condition of a write.
+def condition(key: Key, version: int) -> int:
+    """A node's version, as the condition of a write.
 
     Raises:
         StoredStateError: It is -1, which means any version; the number wraps around after some four billion changes.
     """
-    if node.version == _ANY_VERSION:
+    if version == _ANY_VERSION:
         raise StoredStateError(
             "The node of the id has been changed so often that its version is -1, and no write can be conditional on that.",
-            transactional_id=node.row.transactional_id,
+            transactional_id=key[-1],
             next_step="with no writer running, set the node's data to itself once in zkCli.sh",
-            text=document(node.row),
+            text=path_of(key),
         )
-    return node.version
+    return version
 
 
-def _overtaken(error: Exception, conflicts: int, doing: str, transactional_id: str, timeout: float) -> ClaimTimeoutError:
-    return ClaimTimeoutError(
-        f"The time limit of {timeout:g} s for {doing} has passed; others changed its row in {conflicts} attempts.",
-        transactional_id=transactional_id,
-        cause=f"more than one process claims or recovers the id at once (the last attempt: {sentence(error)})",
-        next_step="run one writer for each transactional id, then try again",
-        timeout=timeout,
-        blocker=None,
-    )
+def failed_in(results: Sequence[Any]) -> tuple[int, Exception] | None:
+    """Which operation of a multi has failed, by its place, and why; None if none has."""
+    errors = [(place, each) for place, each in enumerate(results) if isinstance(each, Exception)]
+    return next((found for found in errors if not isinstance(found[1], _CONSEQUENCES)), next(iter(errors), None))
 
 
-def _is_retriable_read(error: BaseException) -> bool:
-    if isinstance(error, NotSentError):
-        return False  # the time limit for connecting has already passed
-    return isinstance(error, BadVersionError) or classify(error) is ErrorClass.CONNECTION
+def _synced(method: str, paths: Sequence[str], client: KazooClient) -> list[Any]:
+    return [client.sync_async(paths[0]), *(getattr(client, method)(path) for path in paths)]
 
 
-def _check_of(client: KazooClient, *, path: str, version: int) -> Any:
+def _sent(client: KazooClient, *, operations: Sequence[Any]) -> Any:
     request = client.transaction()
-    request.check(path, version)
+    request.operations.extend(operations)
     return request.commit_async()

@@ -14,15 +14,13 @@ from kazoo.protocol.serialization import SetData, Transaction
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from dualwrite.errors import ConfigurationError, InvalidTransactionalIdError, StoreError
+from dualwrite.stores.key_values import POSITIONS, ROWS, STORE, Key
 
-STATE_ROOT: Final = "/kafka_transaction_state"
-"""The parent of all our nodes (KIP-939), below the client's chroot."""
+LEASES: Final = "kafka_transaction_lease"
+"""The folder of the leases."""
 
-IDENTITY_PATH: Final = "/kafka_transaction_store"
-"""The node with the database's id and marks (`StoreIdentity`)."""
-
-LEASE_ROOT: Final = "/kafka_transaction_lease"
-"""The parent of the leases, below the chroot."""
+OUR_FOLDERS: Final = (ROWS, STORE, POSITIONS, LEASES)
+"""What is ours, right below the client's chroot."""
 
 # Characters that a path can't contain (ZooKeeper's PathUtils.validatePath, in UTF-16 units), and our own escape character.
 _ESCAPED: Final = re.compile("[/%\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
@@ -71,24 +69,14 @@ def id_of(name: str) -> str | None:
         return None
 
 
-def state_path(transactional_id: str) -> str:
-    """The path of the node of an id, below the chroot."""
-    return f"{STATE_ROOT}/{node_name(transactional_id)}"
-
-
-def lease_path(transactional_id: str) -> str:
-    """The path of the lease of an id, below the chroot."""
-    return f"{LEASE_ROOT}/{node_name(transactional_id)}"
+def path_of(key: Key) -> str:
+    """The path of a key's node, below the chroot."""
+    return "/" + "/".join((key[0], *map(node_name, key[1:])))
 
 
 def is_ours(path: str) -> bool:
-    """Whether a normalized path, below the chroot, is one of our roots, a node in one, or the node of the database's id."""
-    return path in (STATE_ROOT, LEASE_ROOT, IDENTITY_PATH) or path.startswith((f"{STATE_ROOT}/", f"{LEASE_ROOT}/"))
-
-
-def request_size(request: Any) -> int:
-    """Size of a single request in bytes."""
-    return _HEADER + len(request.serialize())
+    """Whether a normalized path, below the chroot, is one of our folders or in one."""
+    return path.split("/")[1] in OUR_FOLDERS
 
 
 def operation_size(operation: Any) -> int:
@@ -101,7 +89,7 @@ def multi_size(operations: Iterable[Any]) -> int:
     return _MULTI_EMPTY + sum(map(operation_size, operations))
 
 
-def too_large(what: str, size: int, limit: int, transactional_id: str) -> StoreError:
+def too_large(what: str, size: int, limit: int, transactional_id: str | None) -> StoreError:
     """The error for a request that the server would not accept."""
     return StoreError(
         f"{what} would take {size:,} bytes in one request to ZooKeeper; the limit is {limit:,}.",

@@ -14,10 +14,8 @@ This module depends on what kazoo 2.11 does with a broken connection (kazoo/clie
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -46,8 +44,11 @@ from kazoo.protocol.serialization import Create
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import ACL, OPEN_ACL_UNSAFE
 
+from dualwrite import process
+from dualwrite.deadline import Deadline
 from dualwrite.errors import StoreError, StoreUnavailableError, UsageError
-from dualwrite.stores.zookeeper.paths import LEASE_ROOT, STATE_ROOT
+from dualwrite.stores.key_values import ROWS
+from dualwrite.stores.zookeeper.paths import LEASES
 
 _ENDED: Final = frozenset({KeeperState.AUTH_FAILED, KeeperState.CLOSED})
 _POLL_INTERVAL: Final = 0.1
@@ -84,7 +85,7 @@ class ZooKeeperConnection:
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
         self.acl = list(acl) if acl else client.default_acl or OPEN_ACL_UNSAFE
-        self._pid = os.getpid()
+        self._pid = process.pid
         self._lock = threading.Lock()
         self._has_chroot = not client.chroot
         self._was_running = False
@@ -103,10 +104,17 @@ class ZooKeeperConnection:
 
     # --- requests ---------------------------------------------------------------------------------------------------------
 
-    def request(self, send: Callable[[KazooClient], Any], *, deadline: float | None = None) -> Any:
+    def request(
+        self,
+        send: Callable[[KazooClient], Any],
+        *,
+        deadline: Deadline | None = None,
+        none_for: tuple[type[KazooException], ...] | type[KazooException] = (),
+    ) -> Any:
         """Send one request and wait for its response.
 
-        `send` calls one of the client's `…_async` methods, or several (a list of their results), which are sent at once.
+        `send` calls one of the client's `…_async` methods, or several (a list of their results), which are sent at once. A
+        result is None in place of an error of `none_for`.
 
         Raises:
             NotSentError: There was no connection within the limit.
@@ -118,36 +126,42 @@ class ZooKeeperConnection:
         self.wait_until_connected(deadline)
         if not self._has_chroot:
             self._make_chroot(deadline)
-        return self._send(send, deadline)
+        return self._send(send, deadline, none_for)
 
-    def _send(self, send: Callable[[KazooClient], Any], deadline: float | None) -> Any:
-        limit = _earlier(time.monotonic() + self._request_timeout, deadline)
+    def _send(
+        self,
+        send: Callable[[KazooClient], Any],
+        deadline: Deadline | None,
+        none_for: tuple[type[KazooException], ...] | type[KazooException] = (),
+    ) -> Any:
+        limit = _limit(self._request_timeout, deadline)
         result = send(self.client)
         if isinstance(result, list):
-            return [self._answer(each, limit) for each in result]
-        return self._answer(result, limit)
+            return [self._answer(each, limit, none_for) for each in result]
+        return self._answer(result, limit, none_for)
 
-    def _answer(self, result: Any, limit: float) -> Any:
+    def _answer(self, result: Any, limit: Deadline, none_for: tuple[type[KazooException], ...] | type[KazooException]) -> Any:
         try:
-            return result.get(timeout=max(0.0, limit - time.monotonic()))
+            return result.get(timeout=limit.left)
+        except none_for:
+            return None
         except self.client.handler.timeout_exception as error:
             raise NoAnswerError("the server did not answer within the limit") from error
 
     # --- being connected --------------------------------------------------------------------------------------------------
 
-    def wait_until_connected(self, deadline: float | None = None) -> None:
+    def wait_until_connected(self, deadline: Deadline | None = None) -> None:
         """Start the client if it is not running, and wait until it is connected; see `request` for the errors."""
         self._check_usable()
         if self.client.connected:
             self._was_running = True
             return
         self._start()
-        limit = _earlier(time.monotonic() + self._connect_timeout, deadline)
+        limit = _limit(self._connect_timeout, deadline)
         while not self.client.connected:
-            left = limit - time.monotonic()
-            if self._ended_by is not None or left <= 0:
+            if self._ended_by is not None or limit.expired:
                 raise NotSentError(self._why_not_connected())
-            self._connected.wait(min(left, _POLL_INTERVAL))
+            self._connected.wait(min(limit.left, _POLL_INTERVAL))
 
     def server_mode(self) -> str | None:
         """`standalone`, `leader` or `follower`: the server to which the client is connected; None if it does not say."""
@@ -194,9 +208,9 @@ class ZooKeeperConnection:
         return f"no connection within the limit: {'; '.join(found)}"
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
+        if process.pid != self._pid:
             raise UsageError(
-                f"The store for {self.address} was created in process {self._pid} and used in {os.getpid()}: a connection to "
+                f"The store for {self.address} was created in process {self._pid} and used in {process.pid}: a connection to "
                 "ZooKeeper does not survive a fork.",
                 next_step="create a store in each process, after the fork",
             )
@@ -205,7 +219,7 @@ class ZooKeeperConnection:
 
     # --- chroot -----------------------------------------------------------------------------------------------------------
 
-    def _make_chroot(self, deadline: float | None) -> None:
+    def _make_chroot(self, deadline: Deadline | None) -> None:
         """Create the missing nodes of the chroot; kazoo has no call for nodes above a client's chroot."""
         if self._send(lambda client: client.exists_async("/"), deadline) is None:
             names = self.client.chroot.strip("/").split("/")
@@ -220,14 +234,14 @@ class ZooKeeperConnection:
                 ) from error
         self._has_chroot = True
 
-    def _make_deepest(self, paths: list[str], deadline: float | None) -> None:
+    def _make_deepest(self, paths: list[str], deadline: Deadline | None) -> None:
         try:
             self._make_absolute(paths[-1], deadline)
         except NoNodeError:
             self._make_deepest(paths[:-1], deadline)
             self._make_absolute(paths[-1], deadline)
 
-    def _make_absolute(self, path: str, deadline: float | None) -> None:
+    def _make_absolute(self, path: str, deadline: Deadline | None) -> None:
         request = self.client.transaction()
         request.operations.append(Create(path, b"", self.acl, 0))  # request.create() would prepend the chroot
         (result,) = self._send(lambda _: request.commit_async(), deadline)
@@ -238,7 +252,7 @@ class ZooKeeperConnection:
 
     def close(self) -> None:
         """Stop the client if we own it; a user's client keeps running. May be called more than once."""
-        if self._closed or os.getpid() != self._pid:  # kazoo's threads belong to the parent
+        if self._closed or process.pid != self._pid:  # kazoo's threads belong to the parent
             return
         with self._lock:  # `_start` does not start it any more
             self._closed = True
@@ -250,8 +264,8 @@ class ZooKeeperConnection:
                 self.client.close()
 
 
-def _earlier(limit: float, deadline: float | None) -> float:
-    return limit if deadline is None else min(limit, deadline)
+def _limit(seconds: float, deadline: Deadline | None) -> Deadline:
+    return Deadline(seconds) if deadline is None else deadline.within(seconds)
 
 
 def _probed(host: str, port: int) -> str:
@@ -266,7 +280,7 @@ def _probed(host: str, port: int) -> str:
     return f"{name} accepts connections, but did not open a session (TLS on one side only, no quorum, or not ZooKeeper)"
 
 
-class ErrorClass(Enum):
+class KazooErrorClass(Enum):
     """What some of kazoo's errors mean to us: their types, our error, what it says, and the next step."""
 
     CONNECTION = (
@@ -299,7 +313,7 @@ class ErrorClass(Enum):
         StoreError,
         "ZooKeeper at {where} does not permit {doing}.",
         (
-            f"grant READ, WRITE and CREATE on {STATE_ROOT} and the nodes in it, for pools also with DELETE on {LEASE_ROOT} "
+            f"grant READ, WRITE and CREATE on /{ROWS} and the nodes in it, for pools also with DELETE on /{LEASES} "
             f"(getAcl and setAcl in zkCli.sh), or use other credentials: {_CREDENTIALS}"
         ),
     )
@@ -312,9 +326,9 @@ class ErrorClass(Enum):
     OTHER = ((BaseException,), StoreError, "ZooKeeper at {where} failed while {doing}.", None)
 
 
-def classify(error: BaseException) -> ErrorClass:
+def classify(error: BaseException) -> KazooErrorClass:
     """What the error means."""
-    return next(kind for kind in ErrorClass if isinstance(error, kind.value[0]))
+    return next(kind for kind in KazooErrorClass if isinstance(error, kind.value[0]))
 
 
 def translated(error: BaseException, where: str, doing: str, transactional_id: str | None = None) -> StoreError:
@@ -324,7 +338,7 @@ def translated(error: BaseException, where: str, doing: str, transactional_id: s
     """
     found = classify(error)
     if isinstance(error, NotSentError) and "authentication failed" in str(error):
-        found = ErrorClass.REFUSED
+        found = KazooErrorClass.REFUSED
     _, kind, what, next_step = found.value
     translation: StoreError = kind(
         what.format(where=where, doing=doing),

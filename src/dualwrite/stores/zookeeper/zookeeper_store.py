@@ -1,10 +1,11 @@
-"""ZooKeeperStore: the rows as nodes of a ZooKeeper tree (KIP-939), using kazoo."""
+"""ZooKeeperStore: the rows as nodes of a ZooKeeper tree (KIP-939), using kazoo; and its leases, which are ephemeral nodes."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Self
 
 from kazoo.client import KazooClient
@@ -13,17 +14,16 @@ from kazoo.exceptions import ConfigurationError as KazooConfigurationError
 from kazoo.protocol.serialization import Auth
 from kazoo.security import ACL
 
-from dualwrite.errors import ConfigurationError, MissingDependencyError, StoreCommitFailedError
-from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.key_values import Attempts, KeyValueStore, RowChange
-from dualwrite.stores.leases import LeaseStore
-from dualwrite.stores.positions import Positions
-from dualwrite.stores.rows import Claim, StateRow, check_fence
+from dualwrite.deadline import Deadline
+from dualwrite.errors import ConfigurationError, MissingDependencyError
+from dualwrite.stores.key_value_store import KeyValueStore
+from dualwrite.stores.key_values import ROWS, Write
+from dualwrite.stores.leases import Lease, LeaseStore
+from dualwrite.stores.rows import MAX_OWNER_LENGTH, Claim, StateRow
 from dualwrite.stores.store_transaction import StoreTransaction
-from dualwrite.stores.zookeeper.nodes import CONCURRENT_CHANGES, Nodes
-from dualwrite.stores.zookeeper.paths import DEFAULT_MAX_REQUEST_BYTES, STATE_ROOT, parse_url
-from dualwrite.stores.zookeeper.zookeeper_connection import ErrorClass, ZooKeeperConnection, classify
-from dualwrite.stores.zookeeper.zookeeper_keeping import POSITION_ROOT, ZooKeeperLeases, ZooKeeperPositions
+from dualwrite.stores.zookeeper.nodes import NodeTree
+from dualwrite.stores.zookeeper.paths import DEFAULT_MAX_REQUEST_BYTES, LEASES, parse_url, path_of
+from dualwrite.stores.zookeeper.zookeeper_connection import KazooErrorClass, ZooKeeperConnection, classify
 from dualwrite.stores.zookeeper.zookeeper_transaction import ZooKeeperTransaction
 
 DEFAULT_SESSION_TIMEOUT: Final = 10.0
@@ -33,6 +33,64 @@ DEFAULT_CHANGE_TIMEOUT: Final = 30.0
 
 # kazoo's default doubles its pause up to an hour: after a long outage it would reconnect only then.
 _CONNECTION_RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
+
+
+class ZooKeeperLeases(LeaseStore):
+    """They are below `/kafka_transaction_lease`; their `seconds` have no meaning.
+
+    Args:
+        nodes: The tree.
+        timeout: Seconds within which changes must succeed.
+    """
+
+    def __init__(self, nodes: NodeTree, timeout: float) -> None:
+        self._nodes = nodes
+        self._timeout = timeout
+
+    def acquire(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+        del seconds
+        return self._leased(ids, owner, "leasing an id", or_free=True)
+
+    def renew(self, ids: Collection[str], owner: str, *, seconds: float) -> frozenset[str]:
+        """What an expired session had leased is lost."""
+        del seconds
+        return self._leased(ids, owner, "renewing a lease", or_free=False)
+
+    def _leased(self, ids: Collection[str], owner: str, doing: str, *, or_free: bool) -> frozenset[str]:
+        def work(name: str, deadline: Deadline) -> bool:
+            key, data = (LEASES, name), _data(owner)
+            found = self._nodes.get(key, deadline)
+            if found is None:
+                if or_free:
+                    self._nodes.multi([Write(key, None, data, ephemeral=True)], deadline)
+                return or_free
+            if found.data == data and found.stat.ephemeralOwner != self._nodes.connection.client.client_id[0]:
+                # of an earlier session of ours, which will expire
+                self._nodes.multi([Write(key, found, None), Write(key, None, data, ephemeral=True)], deadline)
+            return found.data == data
+
+        return frozenset(name for name in sorted(ids) if self._nodes.change(partial(work, name), doing, name, self._timeout))
+
+    def release(self, ids: Collection[str], owner: str) -> None:
+        def work(name: str, deadline: Deadline) -> None:
+            found = self._nodes.get((LEASES, name), deadline)
+            if found is not None and found.data == _data(owner):
+                self._nodes.multi([Write((LEASES, name), found, None)], deadline)
+
+        for name in sorted(ids):
+            self._nodes.change(partial(work, name), "releasing an id", name, self._timeout)
+
+    def entries(self, prefix: str = "") -> list[Lease]:
+        def work() -> list[Lease]:
+            names = sorted(self._nodes.children((LEASES,), prefix))
+            found = zip(names, self._nodes.read([(LEASES, name) for name in names]), strict=True)
+            return [Lease(name, each.data.decode(errors="replace"), None) for name, each in found if each is not None]
+
+        return self._nodes.query(work, "listing the leases")
+
+
+def _data(owner: str) -> bytes:
+    return owner[:MAX_OWNER_LENGTH].encode()
 
 
 class ZooKeeperStore(KeyValueStore):
@@ -69,10 +127,11 @@ class ZooKeeperStore(KeyValueStore):
         max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES,
         owns_client: bool = False,
     ) -> None:
+        super().__init__(change_timeout)
         self._connection = ZooKeeperConnection(
             client, owns_client=owns_client, connect_timeout=connect_timeout, request_timeout=request_timeout, acl=acl
         )
-        self._nodes = Nodes(self._connection, max_request_bytes=max_request_bytes, change_timeout=change_timeout)
+        self._nodes = NodeTree(self._connection, max_request_bytes=max_request_bytes)
 
     @classmethod
     def from_url(
@@ -145,82 +204,27 @@ class ZooKeeperStore(KeyValueStore):
 
     def check(self) -> None:
         """There is no table: the first claim creates the nodes."""
-        self._nodes.query(
-            lambda: self._connection.request(lambda client: client.exists_async(STATE_ROOT)), "checking the connection"
-        )
+        path = path_of((ROWS,))
+        self._nodes.query(lambda: self._connection.request(lambda client: client.exists_async(path)), "checking the connection")
 
     @property
     def leases(self) -> LeaseStore:
         """A lease lasts as long as the client's session, whatever its length."""
-        return ZooKeeperLeases(self._nodes)
-
-    @property
-    def positions(self) -> Positions:
-        return ZooKeeperPositions(self._nodes)
-
-    def identity(self) -> StoreIdentity | None:
-        return self._nodes.query(self._nodes.identity, "reading the database's id")
-
-    def set_identity(self, identity: StoreIdentity, *, expected: StoreIdentity | None) -> bool:
-        return self._nodes.query(lambda: self._nodes.set_identity(identity, expected), "storing the database's id")
-
-    def begin(self, claim: Claim) -> StoreTransaction:
-        return ZooKeeperTransaction.begun(self._nodes, claim)
+        return ZooKeeperLeases(self._nodes, self._change_timeout)
 
     def is_conflict(self, error: BaseException) -> bool:
-        """See TxnStateStore: a node's version has changed; the `__cause__` of what the commit then raises.
-
-        Also that a node of a group's first position exists already. For a node of the user's, that is a conflict of the data.
-        """
-        if isinstance(error, StoreCommitFailedError):
-            return str(error.facts.get("path", "")).startswith(f"{POSITION_ROOT}/")
-        return isinstance(error, BadVersionError)
+        """Also that a node of the user's has another version; that one exists already is a conflict of the data."""
+        return super().is_conflict(error) or isinstance(error, BadVersionError)
 
     def is_outage(self, error: BaseException) -> bool:
-        return classify(error) in (ErrorClass.CONNECTION, ErrorClass.READ_ONLY)
+        return classify(error) in (KazooErrorClass.CONNECTION, KazooErrorClass.READ_ONLY)
 
-    # --- reading ----------------------------------------------------------------------------------------------------------
+    @property
+    def _keys(self) -> NodeTree:
+        return self._nodes
 
-    def read(self, transactional_id: str) -> StateRow | None:
-        node = self._nodes.query(lambda: self._nodes.read(transactional_id), "reading the row", transactional_id)
-        return None if node is None else node.row
-
-    def read_claimed(self, claim: Claim) -> StateRow:
-        node = self._nodes.query(
-            lambda: self._nodes.read_from_quorum(claim.transactional_id), "reading the row", claim.transactional_id
-        )
-        return check_fence(None if node is None else node.row, claim)
-
-    def list(self, prefix: str = "") -> list[str]:
-        rows = self._nodes.query(lambda: list(self._nodes.rows(prefix)), "listing the ids")
-        return sorted(row.transactional_id for row in rows if not row.forgotten)
-
-    def _change(
-        self, transactional_id: str, change: RowChange, doing: str, *, owner: str = "", timeout: float | None = None
-    ) -> Attempts:
-        """Does not wait for a transaction that is recorded and not committed yet.
-
-        Once the node's version has changed, that transaction can't commit any more, wherever its multi is: in its writer,
-        kazoo's queue or the network.
-        """
-        del owner
-        attempts: list[tuple[StateRow | None, StateRow | None]] = []
-
-        def once(deadline: float) -> None:
-            read = self._nodes.read(transactional_id, deadline)
-            before = None if read is None else read.row
-            after = change(before)
-            attempts.append((before, after))
-            if after is None or after is before:
-                return
-            try:
-                self._nodes.write(after, read, deadline)
-            except CONCURRENT_CHANGES:  # this attempt has written nothing
-                attempts.pop()
-                raise
-
-        self._nodes.change(once, doing, transactional_id, timeout)
-        return attempts
+    def _transaction(self, claim: Claim, row: StateRow) -> StoreTransaction:
+        return ZooKeeperTransaction.begun(self._nodes, claim, row)
 
     def close(self) -> None:
         """A multi that is still in flight may be applied later, as after any unknown commit."""

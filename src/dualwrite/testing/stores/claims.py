@@ -52,7 +52,6 @@ class RowConformance:
         unknown = Claim(name, 1, "nobody")
         expect_fenced(store.read_claimed, unknown, "read_claimed() of an id without a row", missing=True)
         expect_fenced(store.begin, unknown, "begin() on an id without a row", missing=True)
-        expect_fenced(store.begin_group, unknown, "begin_group() on an id without a row", missing=True)
         assert store.acknowledge(name) == (), "acknowledge() of an id without a row"
         store.forget(name)
         assert store.read(name) is None, "a call that needs no claim, or was refused, has created a row"
@@ -124,7 +123,6 @@ class ClaimConformance:
         invented = Claim(claim.transactional_id, claim.fence + 1, "nobody")
         expect_fenced(store.read_claimed, invented, "read_claimed() with a fence above the row's", by=claim)
         expect_fenced(store.begin, invented, "begin() with a fence above the row's", by=claim)
-        expect_fenced(store.begin_group, invented, "begin_group() with a fence above the row's", by=claim)
 
     def test_a_claim_changes_only_fence_owner_and_transaction_number(self, scene: StoreScene) -> None:
         """`claim` changes the fence, the owner and `transaction_number`, which becomes 0. What is prepared or lost is kept."""

@@ -44,19 +44,16 @@ _CHANGES: Final[dict[str, Callable[[TxnStateStore, Claim, int], Any]]] = {
 class FencingConformance:
     """Claims at every step of another writer's transaction."""
 
-    @pytest.mark.parametrize("is_group", [False, True], ids=["", "group"])
-    def test_the_check_of_the_fence_may_come_later_but_before_the_first_message(
-        self, scene: StoreScene, is_group: bool
-    ) -> None:
+    def test_the_check_of_the_fence_may_come_later_but_before_the_first_message(self, scene: StoreScene) -> None:
         """`begin_soon` may leave the check to the first statement; `check_fence` makes it at once (F2)."""
         store, name = scene.new_store(), scene.new_id()
         ours = scene.claim(store, name)
         scene.transact(store, ours)  # a store may know from it that the connection works
         theirs = scene.claim(scene.new_store(), name, "theirs")
         for _ in range(2):
-            expect_fenced(partial(_checked, store, is_group=is_group), ours, "begin_soon() and check_fence()", by=theirs)
+            expect_fenced(partial(_checked, store), ours, "begin_soon() and check_fence()", by=theirs)
         again = scene.claim(store, name)
-        transaction = store.begin_soon(again, is_group=is_group)
+        transaction = store.begin_soon(again)
         transaction.check_fence()
         assert transaction.is_fence_checked
         assert transaction.begin_error is None
@@ -241,8 +238,8 @@ def _until_fenced(step: Callable[[int], Any], *, after: float) -> Iterator[Futur
             over.set()
 
 
-def _checked(store: TxnStateStore, claim: Claim, *, is_group: bool) -> StoreTransaction:
-    transaction = store.begin_soon(claim, is_group=is_group)
+def _checked(store: TxnStateStore, claim: Claim) -> StoreTransaction:
+    transaction = store.begin_soon(claim)
     try:
         transaction.check_fence()
     except BaseException:

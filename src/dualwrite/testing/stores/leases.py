@@ -108,6 +108,21 @@ class LeaseConformance:
         assert ours.renew([name], "ours", seconds=_LONG) == frozenset()
         assert ours.entries(prefix) == []
 
+    def test_no_lease_has_more_left_than_its_length_once_others_want_it(self, scene: StoreScene) -> None:
+        """`acquire`: after the database's clock has gone back, a lease lasts for its length at most, and its owner keeps it."""
+        ours, theirs = _two(scene)
+        prefix = scene.new_id()
+        dead, alive = _names(prefix, 2)
+        ours.acquire([dead], "ours", seconds=SHORT_TIME)
+        ours.acquire([alive], "ours", seconds=_LONG)
+        scene.turn_clock_back(2 * _LONG)
+        assert all(each.is_impossible and each.has_ended for each in theirs.entries(prefix))
+        assert theirs.acquire([dead, alive], "theirs", seconds=_LONG) == frozenset(), "a living owner can't renew in time"
+        assert not any(each.is_impossible for each in theirs.entries(prefix))
+        assert ours.renew([alive], "ours", seconds=_LONG) == {alive}
+        _until(lambda: theirs.acquire([dead, alive], "theirs", seconds=_LONG) == {dead}, "the shortened lease has ended")
+        assert _owners(ours, prefix) == {dead: "theirs", alive: "ours"}
+
     def test_the_lowest_free_numbers_are_leased(self, scene: StoreScene) -> None:
         """`lease`: the free ids of a prefix with the lowest numbers, without those to be left out."""
         ours, theirs = _two(scene)

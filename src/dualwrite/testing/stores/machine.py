@@ -46,8 +46,8 @@ _INTERFERENCES: Final[dict[str, Condition]] = {
     "commits_without_an_answer": lambda s, writer: s.scene.capabilities.cuts_commits and writer.recorded is not None,
     "closes": lambda s, writer: s.is_free and writer.is_idle and writer.ready,
     "finds_lost": lambda s, writer: s.is_free and writer.claim is not None,
-    "acknowledges": lambda s, _: s.is_free and s.row.fence > 0,
-    "forgets": lambda s, _: s.is_free and s.row.fence > 0,
+    "acknowledges": lambda s, _: s.is_free and s.row is not None,
+    "forgets": lambda s, _: s.is_free and s.row is not None,
     "crashes": lambda s, writer: s.scene.capabilities.crashes and writer.claim is not None,
 }
 """What a writer, or another user of its store, may do in addition to the recipe, and under which condition."""

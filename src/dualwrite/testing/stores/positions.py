@@ -19,7 +19,7 @@ from dualwrite.testing.stores.scene import StoreScene
 from dualwrite.testing.stores.steps import expect_error, record_and_commit
 
 _TOPIC: Final = "orders"
-_FIRST: Final = 3
+_PARTITIONS: Final = 3
 _ROUNDS: Final = 10
 _CONSUMERS: Final = 3
 _LARGEST: Final = 2**63 - 1
@@ -173,10 +173,10 @@ class PositionConformance:
         """`forget`: removes the positions of this group only, and may be called again."""
         store, group = scene.new_store(), scene.new_id("group")
         positions, other = _positions(store), f"{group}2"
-        for partition in range(_FIRST):
+        for partition in range(_PARTITIONS):
             _moved(scene, store, group, None, 5, partition=partition)
         _moved(scene, store, other, None, 5)
-        assert positions.forget(group) == _FIRST
+        assert positions.forget(group) == _PARTITIONS
         assert positions.forget(group) == 0
         assert (_offsets(positions, group), positions.groups(group)) == ({}, [other])
         _moved(scene, store, group, None, 1)

@@ -65,13 +65,6 @@ class ResolutionConformance:
             expect_changed(store, row, f"after {what}", **changes)
             row = store.read_claimed(claim)
 
-    def test_a_state_becomes_a_lost_entry_in_one_write(self, scene: StoreScene) -> None:
-        """`Resolution.lost`: added in the same write that clears S (F7)."""
-        store, name, claim = scene.claimed()
-        scene.transact(store, claim)
-        store.record_resolution(claim, Resolution(clear_state=True, lost=LOST, resolved_generation=0))
-        expect_row(store, name, "after the resolution", prepared_state=None, lost=(LOST,), resolved_generation=0)
-
     def test_clear_only_clears_no_other_state(self, scene: StoreScene) -> None:
         """`Resolution.clear_only`: a request that comes late does not clear the state of a later transaction."""
         store, name, claim = scene.claimed()
@@ -342,14 +335,21 @@ class LaneConformance:
             expect_fenced(store.read_claimed, claim, "a claim before claim_lanes()", by=theirs[claim.transactional_id])
 
     def test_a_lane_on_another_cluster_is_not_claimed(self, scene: StoreScene) -> None:
-        """`claim_lanes`: a lane whose row names another cluster is not claimed (rule CL)."""
+        """`claim_lanes`: none is claimed if the row of one, or of another id of their name, names another cluster (rule CL)."""
         store, lanes = scene.new_store(), _lanes(scene, 2)
         claim = scene.claim(store, lanes[0])
         store.acquire_generation(claim, ProducerKind.NATIVE, cluster_id="cluster 0")
         before = store.read_claimed(claim)
-        with expect_error(ClusterMismatchError, "claim_lanes() on another cluster"):
-            store.claim_lanes(lanes, "ours", timeout=TIMEOUT, cluster_id=_CLUSTER)
+        for other in (lanes, [f"{lanes[0]}.1"], [f"{lanes[0]}.journal"]):
+            with expect_error(ClusterMismatchError, f"claim_lanes() of {other} on another cluster"):
+                store.claim_lanes(other, "ours", timeout=TIMEOUT, cluster_id=_CLUSTER)
+        assert store.list(lanes[0]) == [lanes[0]], "a row was made on another cluster"
         assert store.read(lanes[0]) == before, "claim_lanes() on another cluster has changed the row"
+        late = [scene.claim(store, f"{lanes[0]}.1")]
+        with expect_error(ClusterMismatchError, "acquire_generations() on another cluster than that of the id's name"):
+            store.acquire_generations(late, _acquiring([f"{lanes[0]}.1"]))
+        assert store.read_claimed(late[0]).cluster_id == "", "acquire_generations() on another cluster has changed the row"
+        assert _claimed(store, [f"{lanes[0]}1.1"]), "an id with another name may be on another cluster"
 
     def test_lanes_are_claimed_while_the_cluster_is_not_known(self, scene: StoreScene) -> None:
         """`claim_lanes` without a cluster: the rows are not compared, and keep the cluster that they name."""

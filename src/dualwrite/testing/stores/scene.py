@@ -139,6 +139,11 @@ class StoreScene(ABC):
         """Cut all connections of the stores; new ones are accepted."""
         pytest.skip("this scene has no `cut_connections`: there is no connection that could break")
 
+    def turn_clock_back(self, seconds: float) -> None:
+        """Leave in the stored leases what a database's clock leaves there that has gone back."""
+        del seconds
+        pytest.skip("this scene has no `turn_clock_back`: leases don't end by a clock that could go back")
+
     def remove(self, handle: Any, number: int) -> None:
         """Remove a number that the same transaction has written, through its handle; for stores that undo units."""
         del handle, number

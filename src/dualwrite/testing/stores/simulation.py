@@ -1,20 +1,34 @@
 """Several writers of one id, step by step, on a real database; each step is compared with the model. Without Hypothesis.
 
 A writer follows the recipe: claim, describe, read again, act and record, acquire a generation, begin, write, record, commit,
-commit at Kafka. Kafka is simulated. A step that the model forbids must be refused by the store with the contract's error.
+commit at Kafka. Kafka is simulated. The model of the row is one that `dualwrite.stores.rows` changes, which defines what each
+change does to a row. A step that the model forbids must be refused by the store with the contract's error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from dualwrite.errors import ClaimTimeoutError, FencedError, NotResolvedError, StoreCommitFailedError, StoreCommitUnknownError
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.rows import Claim, LostKind, LostTransaction, Resolution, StateRow
+from dualwrite.stores.rows import (
+    Claim,
+    LostKind,
+    LostTransaction,
+    Resolution,
+    StateRow,
+    acknowledged,
+    claimed,
+    forgotten,
+    new_token,
+    recorded,
+    with_generation,
+    with_resolution,
+)
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing import TIMEOUT
 from dualwrite.testing.stores.scene import ClaimsWait, StoreScene
@@ -22,42 +36,8 @@ from dualwrite.testing.stores.steps import expect_error
 
 WRITERS: Final = 3
 _SHORT_TIMEOUT: Final = 0.03
-
-
-@dataclass(frozen=True)
-class RowModel:
-    """What the row of the id must contain; a fence of 0 means that there is no row."""
-
-    fence: int = 0
-    generation: int = 0
-    generation_kind: ProducerKind = ProducerKind.LIBRDKAFKA
-    prepared_state: PreparedTxnState | None = None
-    prepared_generation: int = 0
-    resolved_generation: int = 0
-    transaction_number: int = 0
-    lost: tuple[LostTransaction, ...] = ()
-    forgotten: bool = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether something is still to be recovered or acknowledged."""
-        return self.prepared_state is not None or self.resolved_generation < self.generation or bool(self.lost)
-
-    def with_generation(self, kind: ProducerKind, *, reuse: bool) -> RowModel:
-        """The row after acquiring a generation."""
-        unverified = {entry.generation for entry in self.lost if entry.kind is LostKind.UNVERIFIED}
-        is_same = kind is self.generation_kind and kind is not ProducerKind.LIBRDKAFKA
-        if self.generation not in unverified and reuse and is_same:
-            return replace(self, resolved_generation=min(self.resolved_generation, self.generation - 1))
-        return replace(self, generation=self.generation + 1, generation_kind=kind)
-
-    def differences(self, row: StateRow) -> str:
-        """What is wrong in a stored row; `prepared_generation` has no meaning without a state."""
-        names = [field.name for field in fields(self) if field.name != "prepared_generation" or self.prepared_state is not None]
-        found = {name: (getattr(row, name), getattr(self, name)) for name in names}
-        return "; ".join(
-            f"{name} is {stored!r}, the model says {wanted!r}" for name, (stored, wanted) in found.items() if stored != wanted
-        )
+_NOT_MODELLED: Final = ("updated_at", "claim_token", "store_id")
+"""Fields that each store fills by itself."""
 
 
 @dataclass
@@ -118,7 +98,7 @@ class Writer:
     ready: bool = False
     open: StoreTransaction | None = None
     numbers: list[int] = field(default_factory=list)
-    recorded: tuple[RowModel, int] | None = None
+    recorded: tuple[dict[str, Any], int] | None = None
     kafka: SimulatedTransaction | None = None
     committed: bool = False
     described: list[SimulatedTransaction] | None = None
@@ -147,7 +127,7 @@ class Simulation:
         self.id = scene.new_id("machine")
         self.observer = scene.new_store()
         self.writers = [Writer(f"writer {number}", scene.new_store()) for number in range(WRITERS)]
-        self.row = RowModel()
+        self.row: StateRow | None = None
         self.changes = 0
         self.data: list[int] = []
         self.kafka = SimulatedKafka()
@@ -176,12 +156,18 @@ class Simulation:
         """Whether a transaction may begin in addition to those that are open."""
         return self.is_free or self.scene.capabilities.claims_wait is ClaimsWait.FROM_RECORD
 
-    def _has_fence(self, writer: Writer) -> bool:
-        return writer.claim is not None and writer.claim.fence == self.row.fence
+    @property
+    def fence(self) -> int:
+        """The newest fence; 0 before the first claim."""
+        return 0 if self.row is None else self.row.fence
 
-    def _change(self, **fields: Any) -> None:
-        self.row = replace(self.row, **fields)
+    def _has_fence(self, writer: Writer) -> bool:
+        return writer.claim is not None and writer.claim.fence == self.fence
+
+    def _change(self, change: Callable[..., StateRow], *arguments: Any, **options: Any) -> StateRow:
+        self.row = change(self.row, *arguments, **options)
         self.changes += 1
+        return self.row
 
     def _under_claim(self, writer: Writer, what: str, call: Callable[[Claim], Any]) -> tuple[bool, Any]:
         """Make a call that is conditional on the fence; return whether it succeeded, and its result."""
@@ -195,7 +181,10 @@ class Simulation:
 
     def _records_resolution(self, writer: Writer, resolution: Resolution) -> bool:
         record = writer.store.record_resolution
-        return self._under_claim(writer, "record_resolution()", lambda claim: record(claim, resolution))[0]
+        done, _ = self._under_claim(writer, "record_resolution()", lambda claim: record(claim, resolution))
+        if done:
+            self._change(with_resolution, resolution)
+        return done
 
     def _drop_claim(self, writer: Writer) -> None:
         """The writer was fenced and drops everything; the id's new owner ends what is open at Kafka."""
@@ -218,8 +207,8 @@ class Simulation:
                 writer.store.claim(self.id, writer.name, timeout=_SHORT_TIMEOUT)
             return
         claim = writer.store.claim(self.id, writer.name, timeout=TIMEOUT)
-        assert claim.fence == self.row.fence + 1, f"claim() returned the fence {claim.fence} after {self.row.fence}"
-        self._change(fence=claim.fence, transaction_number=0, forgotten=False)
+        assert claim.fence == self.fence + 1, f"claim() returned the fence {claim.fence} after {self.fence}"
+        self._change(claimed, self.id, writer.name, token=new_token())
         self._restart(writer, claim)
 
     def claims_again(self, writer: Writer) -> None:
@@ -233,7 +222,7 @@ class Simulation:
         )
         if done:
             assert claim.fence == held.fence + 1, f"claim(expected_fence={held.fence}) returned the fence {claim.fence}"
-            self._change(fence=claim.fence)
+            self._change(claimed, self.id, writer.name, token=new_token(), expected_fence=held.fence)
             self._restart(writer, claim)
 
     # --- recovery ---------------------------------------------------------------------------------------------------------
@@ -259,46 +248,44 @@ class Simulation:
         resolution = Resolution(clear_state=row.prepared_state is not None, resolved_generation=row.generation)
         if not self._records_resolution(writer, resolution):
             return
-        self._change(prepared_state=None, resolved_generation=row.generation)
         claim = writer.claim
         assert claim is not None
         writer.generation = writer.store.acquire_generation(claim, kind, reuse=reuse)
-        self.row = self.row.with_generation(kind, reuse=reuse)
-        self.changes += 1
+        wanted = self._change(with_generation, kind, reuse=reuse, store_id="the store's").generation
         call = f"acquire_generation({kind}, reuse={reuse})"
-        assert writer.generation == self.row.generation, (
-            f"{call} returned {writer.generation}, the contract requires {self.row.generation}"
-        )
+        assert writer.generation == wanted, f"{call} returned {writer.generation}, the contract requires {wanted}"
         writer.ready = True
 
     def closes(self, writer: Writer) -> None:
         """Resolve when the writer is closed: nothing is prepared, nothing is open."""
         resolution = Resolution(clear_state=True, resolved_generation=writer.generation)
         if self._records_resolution(writer, resolution):
-            self._change(prepared_state=None, resolved_generation=writer.generation)
             writer.ready = False
 
     def finds_lost(self, writer: Writer, number: int) -> None:
         """Add an entry to `lost`; the same one only once."""
         entry = LostTransaction(LostKind.LOST, PreparedTxnState(number, 0), 0, datetime(2026, 11, 21, tzinfo=UTC))
-        if self._records_resolution(writer, Resolution(lost=entry)):
-            self._change(lost=self.row.lost if entry in self.row.lost else (*self.row.lost, entry))
+        self._records_resolution(writer, Resolution(lost=entry))
 
     def acknowledges(self, writer: Writer) -> None:
         """Remove what is lost from the row; this needs no claim."""
+        assert self.row is not None
         found = writer.store.acknowledge(self.id)
         assert found == self.row.lost, f"acknowledge() returned {found}, the contract requires {self.row.lost}"
-        self._change(lost=())
+        self._change(acknowledged)
 
     def forgets(self, writer: Writer) -> None:
         """Drop the id if nothing is open on it."""
-        if self.row.is_open and not self.row.forgotten:
+        assert self.row is not None
+        try:
+            after = forgotten(self.row)
+        except NotResolvedError:
             with expect_error(NotResolvedError, "forget() of an id on which something is open"):
                 writer.store.forget(self.id)
             return
         writer.store.forget(self.id)
-        if not self.row.forgotten:
-            self._change(forgotten=True, fence=self.row.fence + 1)
+        if after is not self.row:
+            self._change(lambda _: after)
 
     # --- transactions -----------------------------------------------------------------------------------------------------
 
@@ -334,8 +321,8 @@ class Simulation:
         assert has_fence or late, (
             f"record() under a claim that was replaced: the contract requires FencedError ({writer.claim})"
         )
-        recorded = RowModel(prepared_state=state, prepared_generation=writer.generation, transaction_number=writer.transactions)
-        writer.recorded = (recorded, self.changes)
+        what = {"state": state, "generation": writer.generation, "transaction_number": writer.transactions}
+        writer.recorded = (what, self.changes)
 
     def commits(self, writer: Writer) -> None:
         """Commit (the commit point) if the fence is current."""
@@ -351,7 +338,7 @@ class Simulation:
             assert changed, "commit() raised StoreCommitFailedError, but the row was not changed since record()"
             self.rolls_back(writer)
         else:
-            assert has_fence, f"commit() returned under {writer.claim}, but the newest fence is {self.row.fence}"
+            assert has_fence, f"commit() returned under {writer.claim}, but the newest fence is {self.fence}"
             self._is_committed(writer)
 
     def commits_without_an_answer(self, writer: Writer, *, arrives: bool) -> None:
@@ -374,12 +361,7 @@ class Simulation:
 
     def _is_committed(self, writer: Writer) -> None:
         assert writer.recorded is not None
-        recorded, _ = writer.recorded
-        self._change(
-            prepared_state=recorded.prepared_state,
-            prepared_generation=recorded.prepared_generation,
-            transaction_number=recorded.transaction_number,
-        )
+        self._change(recorded, **writer.recorded[0])
         self.data += writer.numbers
         kafka = writer.kafka
         writer.end_transaction()
@@ -417,17 +399,22 @@ class Simulation:
             if transaction.committed is not None:
                 wanted = sent if transaction.committed else set()
                 assert sent & data == wanted, f"{transaction}, the database has {sorted(data)}"
-            if transaction.state == self.row.prepared_state:
+            if self.row is not None and transaction.state == self.row.prepared_state:
                 assert sent <= data, f"the row has the state of {transaction}, the database has {sorted(data)}"
 
     def _check_row(self) -> None:
         row = self.observer.read(self.id)
-        if self.row.fence == 0:
+        if self.row is None:
             assert row is None, f"the id was never claimed, but there is {row}"
             return
         assert row is not None, "the row is gone"
-        differences = self.row.differences(row)
-        assert not differences, f"the row: {differences}"
+        unknown = (*_NOT_MODELLED, *(("prepared_generation",) if self.row.prepared_state is None else ()))
+        names = [each.name for each in fields(row) if each.name not in unknown]
+        found = {name: (getattr(row, name), getattr(self.row, name)) for name in names}
+        wrong = [
+            f"{name} is {stored!r}, the model says {wanted!r}" for name, (stored, wanted) in found.items() if stored != wanted
+        ]
+        assert not wrong, f"the row: {'; '.join(wrong)}"
 
     def end(self) -> None:
         """All writers stop where they are, another one recovers, and both sides must agree."""

@@ -69,7 +69,6 @@ def uses_of_a_claim(store: TxnStateStore) -> Mapping[str, Callable[[Claim], Any]
     return {
         "read_claimed()": store.read_claimed,
         "begin()": store.begin,
-        "begin_group()": store.begin_group,
         "acquire_generation()": lambda claim: store.acquire_generation(claim, ProducerKind.NATIVE),
         "acquire_generation(reuse=True)": lambda claim: store.acquire_generation(claim, ProducerKind.NATIVE, reuse=True),
         "record_resolution()": lambda claim: store.record_resolution(

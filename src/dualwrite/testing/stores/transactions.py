@@ -12,7 +12,6 @@ import pytest
 from dualwrite.errors import TransactionControlError, UsageError, WriterClosedError
 from dualwrite.state import MAX_EPOCH, MAX_PLACES, MAX_PRODUCER_ID, MAX_TOPIC_LENGTH, Delivery, Place, PreparedTxnState
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.rows import Resolution
 from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.testing.stores.resolutions import full_row
 from dualwrite.testing.stores.scene import STATE, StoreScene
@@ -76,17 +75,6 @@ class TransactionConformance:
                 transaction_number=number,
                 delivery=delivery,
             )
-
-    def test_a_delivery_is_stored_and_cleared_with_its_state(self, scene: StoreScene) -> None:
-        """`record` writes where S's messages are, replacing an earlier state's delivery; clearing S clears it."""
-        store, name, claim = scene.claimed()
-        for delivery in (*_DELIVERIES, None, _DELIVERIES[0]):
-            scene.transact(store, claim, delivery=delivery)
-            expect_row(store, name, "after the commit", prepared_state=STATE, delivery=delivery)
-        store.record_resolution(claim, Resolution(resolved_generation=0))
-        expect_row(store, name, "after a resolution that leaves the state", delivery=_DELIVERIES[0])
-        store.record_resolution(claim, Resolution(clear_state=True))
-        expect_row(store, name, "after clearing the state", prepared_state=None, delivery=None)
 
     def test_record_changes_nothing_else_in_the_row(self, scene: StoreScene) -> None:
         """`record` writes S, its generation, delivery and number, and nothing else."""
@@ -314,7 +302,7 @@ class UnitConformance:
 
 def _begun(scene: StoreScene) -> StoreTransaction:
     store = _store_with_units(scene)
-    return store.begin_group(scene.claim(store, scene.new_id()))
+    return store.begin(scene.claim(store, scene.new_id()))
 
 
 def _begun_together(scene: StoreScene) -> StoreTransaction:

@@ -1,0 +1,421 @@
+"""Our own statements sent with BEGIN and with COMMIT, each pair in one round trip to PostgreSQL.
+
+SQLAlchemy and psycopg send BEGIN, the fence's SELECT, record's UPDATE and COMMIT one by one. Here two are one message of the
+simple query protocol, of which the server executes nothing more after an error. So a COMMIT that follows a failed UPDATE is
+not executed, and the UPDATE fails if it finds no row: it divides by the number of rows. If the transaction is not the marked
+one, it takes the root of a negative number.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, Final, Literal
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg import generators
+from psycopg.errors import error_from_result
+from psycopg.pq import Escaping, ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+from sqlalchemy import Connection
+
+from dualwrite.stores.sql.dialect import (
+    NEXT_UNIT,
+    ErrorClass,
+    Fence,
+    Mark,
+    NotRecorded,
+    Outgoing,
+    StateRecord,
+    driver_connection,
+)
+from dualwrite.stores.sql.engines import replace_others
+from dualwrite.stores.sql.psycopg_sources import ConnectionView, RecipeConnection
+from dualwrite.stores.sql.tables import GATE_TABLE_NAME
+
+if TYPE_CHECKING:
+    from dualwrite.stores.sql.sql_context import StoreContext
+
+MARKER: Final = "dualwrite.transaction"
+"""The setting, local to a transaction, that marks it."""
+
+_KNOWN_TO_WORK: Final = 10.0
+"""Seconds after a commit in which a connection needs no other proof that it still works."""
+_NEXT_UNIT: Final = [statement.encode() for statement in NEXT_UNIT]
+_NEEDS_NO_QUOTING: Final = re.compile(r"[\w .,:;#~+{}\[\]\"-]*", re.ASCII).fullmatch
+_COPY: Final = re.compile(r"\bcopy\b", re.IGNORECASE).search
+"""COPY breaks a pipeline."""
+_EXECUTE: Final = "_execute_gen"
+"""Psycopg's generator behind `Cursor.execute`."""
+_FAILED: Final = ExecStatus.FATAL_ERROR
+
+_used_at: Final[WeakKeyDictionary[psycopg.Connection[Any], float]] = WeakKeyDictionary()
+"""When each of the stores' connections has last committed."""
+
+raw_connection: Final[Callable[[Connection], psycopg.Connection[Any]]] = driver_connection
+"""The driver's connection under SQLAlchemy's."""
+
+
+class PostgresqlOutgoing(Outgoing):
+    """Ours on one connection, which is in no pipeline while some wait. Those that wait have no parameters."""
+
+    def __init__(
+        self,
+        context: StoreContext,
+        connection: Connection,
+        begun: Callable[[Fence | None], None],
+        failed: Callable[[BaseException], Exception],
+    ) -> None:
+        super().__init__(context, connection, begun, failed)
+        self._raw = raw = raw_connection(connection)
+        self._original = raw.original if isinstance(raw, RecipeConnection) else raw  # it outlives the views of it
+        self._waiting: list[bytes] = []
+        self._encoding = ""  # of those that wait
+        self._has_begun = False
+        self._is_answered = False  # those that have waited last
+
+    # --- BEGIN with the fence's SELECT, and a unit's savepoint, with the next statement -----------------------------------
+
+    def begin(self, mark: Mark, *, may_wait: bool) -> None:
+        if not is_idle(self._raw):  # a listener for `begin` has executed something
+            self._has_begun = True
+            super().begin(mark, may_wait=may_wait)
+            return
+        text = _Text(self._raw)
+        self._encoding = text.encoding
+        epoch = "NULL" if mark.gate is None else self._epoch(text, mark.gate)
+        check = (
+            f"SELECT fence, owner, store_id, transaction_number, {epoch}, "  # noqa: S608  (quoted by `_Text`)
+            f"pg_catalog.set_config('{MARKER}', '{mark.token}', true) "
+            f"FROM {self._context.home.name()} WHERE transactional_id = {text.of(mark.id)}"
+        )
+        self._wait_with([_begin(self._raw), check.encode(text.encoding)])
+        if may_wait and self._may_wait():
+            return
+        try:
+            with self._raw.lock:
+                self._send_alone()
+        except psycopg.Error as error:
+            if self._context.dialect.classify(error) is ErrorClass.CONNECTION:
+                replace_others(self._connection, error)
+                self._connection.invalidate(error)  # as SQLAlchemy does, so that the source of the connection gets the reason
+            raise
+
+    def _epoch(self, text: _Text, gate: str) -> str:
+        return f"(SELECT epoch FROM {self._context.home.name(GATE_TABLE_NAME)} WHERE prefix = {text.of(gate)})"  # noqa: S608
+
+    def _may_wait(self) -> bool:
+        """Whether the connection was just shown to work; not behind a pooler, where psycopg prepares no statements.
+
+        Not all poolers know pipelines.
+        """
+        used_at = _used_at.get(self._original)
+        is_known = used_at is not None and time.monotonic() - used_at < _KNOWN_TO_WORK
+        return is_known and self._raw.prepare_threshold is not None and not _has_something_to_read(self._raw)
+
+    def begin_unit(self, *, is_first: bool) -> bool:
+        if self._waiting:  # no unit has executed anything since
+            self._waiting += _NEXT_UNIT[-1:] if is_first else ()
+            return True
+        if self._raw.pgconn.pipeline_status != PipelineStatus.OFF:  # it waits for no statement anyway
+            return False
+        self._wait_with(_NEXT_UNIT[-1:] if is_first else _NEXT_UNIT)
+        return True
+
+    def _wait_with(self, statements: Sequence[bytes]) -> None:
+        self._waiting = list(statements)
+        self._is_answered = False
+        self._raw.__dict__["wait"] = self._wait  # the views of the connection share it
+
+    @property
+    def is_waiting(self) -> bool:  # type: ignore[override]  # a plain attribute where nothing waits
+        return bool(self._waiting)
+
+    def send(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if not self._waiting:
+            return
+        try:
+            with self._raw.lock:
+                self._send_alone()
+        except BaseException as error:
+            self._keep(error)
+            raise
+
+    def send_last(self) -> None:
+        if self._has_begun and self._waiting:
+            self.drop()
+        elif self._waiting or self.error is not None:
+            self.send()
+
+    def drop(self) -> None:
+        self._waiting = []
+        self._raw.__dict__.pop("wait", None)
+
+    def _taken(self) -> list[bytes]:
+        """What has waited; from here on nothing does."""
+        statements = self._waiting
+        self.drop()
+        return statements
+
+    # --- the next use of the connection -----------------------------------------------------------------------------------
+
+    def _wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        """In place of the connection's `wait`, which is called with its lock held."""
+        if self.error is not None:
+            raise self.error
+        cursor, may_follow = _cursor_of(gen)
+        connection = self._raw if cursor is None else cursor.connection  # the latter may be another view
+        if isinstance(connection, ConnectionView):
+            connection.check_use(gen)
+        try:
+            if may_follow:
+                statements = self._taken()  # first: it gives the connection its own `wait` back
+                return connection.wait(self._together(statements, gen), *args, **kwargs)
+            self._send_alone()
+        except BaseException as error:
+            if not self._is_answered:  # otherwise the error is the statement's own
+                self._keep(error)
+            raise
+        return connection.wait(gen, *args, **kwargs)
+
+    def _keep(self, error: BaseException) -> None:
+        """Unless all of ours have succeeded, every later use of the connection raises their error: ours for the driver's."""
+        if not isinstance(error, Exception):
+            self.error = self._failed(psycopg.OperationalError("interrupted before the database had answered"))
+        else:
+            self.error = self._failed(error) if isinstance(error, psycopg.Error) else error
+        self._raw.__dict__["wait"] = self._wait
+        if isinstance(error, psycopg.Error):
+            raise self.error from error
+
+    def _send_alone(self) -> None:
+        self._raw.pgconn.send_query(b"; ".join(self._taken()))
+        self._check(self._raw.wait(generators.execute(self._raw.pgconn)))
+
+    def _together(self, statements: Sequence[bytes], gen: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
+        """Send ours and those of psycopg's generator, wait for all responses, and hand over its own."""
+        raw, pgconn = self._raw, self._raw.pgconn
+        pipeline = _Collecting(raw)
+        try:
+            pgconn.enter_pipeline_mode()
+            for statement in statements:
+                pgconn.send_query_params(statement, None)
+            yield from pipeline.collect(gen)
+            for command in pipeline.command_queue:
+                command()
+            pgconn.pipeline_sync()
+            if pgconn.flush():
+                yield from generators.send(pgconn)
+            ours: list[PGresult] = []
+            theirs: list[list[PGresult]] = []
+            for _ in statements:
+                ours += yield from generators.fetch_many(pgconn)
+            try:
+                for _ in pipeline.result_queue:
+                    theirs += [(yield from generators.fetch_many(pgconn))]
+                yield from generators.fetch_many(pgconn)  # of the sync
+                pgconn.exit_pipeline_mode()
+            finally:
+                self._check(ours)
+            pipeline.hand_over(theirs)
+        except BaseException:
+            if pgconn.pipeline_status != PipelineStatus.OFF:
+                _leave_pipeline(pgconn)
+            raise
+
+    def _check(self, results: Sequence[PGresult]) -> None:
+        for result in results:
+            if result.status == _FAILED:
+                raise error_from_result(result, encoding=self._raw.info.encoding)
+        if not self._has_begun:
+            self._has_begun = True
+            self._begun(_fence_in(results[1], self._encoding))
+        self._is_answered = True
+
+    # --- record with COMMIT ---------------------------------------------------------------------------------------------------
+
+    def record_at_commit(self, record: StateRecord) -> bool:
+        """False in a pipeline, in a transaction that has failed, or if a listener for `commit` would run too late."""
+        pgconn = self._raw.pgconn
+        is_open = pgconn.transaction_status == TransactionStatus.INTRANS
+        if not is_open or pgconn.pipeline_status != PipelineStatus.OFF or has_listeners(self._connection, "commit"):
+            return False
+        self.record = record
+        return True
+
+    def commit(self) -> None:
+        """The COMMIT that SQLAlchemy sends afterwards has no effect any more."""
+        record = self.record
+        if record is None:
+            return
+        text = _Text(self._raw)
+        gate = "" if record.gate is None else f" AND {self._epoch(text, record.gate)} = {record.seen_epoch:d}"
+        answers = text.execute(
+            f"WITH recorded AS (UPDATE {self._context.home.name()} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
+            f"prepared_generation = {record.of_generation:d}, transaction_number = {record.number:d}, "
+            f"delivery = {'NULL' if record.delivered is None else text.of(record.delivered)}, updated_at = '{record.now}' "
+            f"WHERE transactional_id = {text.of(record.id)} AND fence = {record.held_fence:d} "
+            f"AND store_id = {text.of(record.held_store)}{gate} RETURNING 1) "
+            f"SELECT CASE WHEN pg_catalog.current_setting('{MARKER}', true) = '{record.token}' "
+            "THEN 1 / pg_catalog.count(*) ELSE pg_catalog.sqrt(-1 - pg_catalog.count(*)) END FROM recorded; COMMIT"
+        )
+        if answers[-1].command_status != b"COMMIT":
+            raise psycopg.OperationalError(f"COMMIT was answered by {answers[-1].command_status!r}")
+        _used_at[self._original] = time.monotonic()
+
+    def why_not_recorded(self, error: BaseException) -> NotRecorded | None:
+        """There is a reason if the server has responded, and the transaction is still there, in a failed state."""
+        if self.record is None or self._raw.pgconn.transaction_status != TransactionStatus.INERROR:
+            return None
+        if isinstance(error, psycopg.errors.InvalidArgumentForPowerFunction):
+            return NotRecorded.NO_MARK
+        return NotRecorded.NO_ROW if isinstance(error, psycopg.errors.DivisionByZero) else NotRecorded.ERROR
+
+
+def _fence_in(found: PGresult, encoding: str) -> Fence | None:
+    if not found.ntuples:
+        return None
+    fence, owner, store_id, number, epoch = [found.get_value(0, column) or b"" for column in range(5)]
+    return Fence(int(fence), owner.decode(encoding), store_id.decode(encoding), int(number), int(epoch) if epoch else None)
+
+
+class _Collecting(psycopg.Pipeline):
+    """A pipeline that sends nothing by itself: it keeps what a cursor puts into it."""
+
+    _refused: Exception | None = None
+
+    def __init__(self, raw: psycopg.Connection[Any]) -> None:
+        self._conn = raw
+        self.pgconn = raw.pgconn
+        self.command_queue = deque()
+        self.result_queue = deque()
+
+    def collect(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
+        """Run psycopg's generator. If it can't make a statement of the user's values, nothing of it is sent."""
+        self._conn._pipeline = self  # noqa: SLF001  (psycopg's own method for a caller with the lock is private, too, and newer)
+        try:
+            yield from gen
+        except Exception as error:  # noqa: BLE001  (`hand_over` raises it)
+            self._refused = error
+            self.command_queue.clear()
+            self.result_queue.clear()
+        finally:
+            self._conn._pipeline = None  # noqa: SLF001  (as above)
+
+    def _communicate_gen(self) -> Any:
+        return ()
+
+    def hand_over(self, theirs: Sequence[list[PGresult]]) -> None:
+        """Give the responses to those who wait for them.
+
+        Raises:
+            psycopg.Error: The statement has failed. So may have its preparation, which psycopg must forget then.
+            Exception: It could not be made.
+        """
+        if self._refused is not None:
+            raise self._refused
+        try:
+            for queued, results in zip(self.result_queue, theirs, strict=True):
+                self._process_results(queued, results)
+        except psycopg.Error:
+            if len(theirs) > 1:
+                self._conn._prepared.clear()  # noqa: SLF001  (psycopg does this after a ROLLBACK only)
+            raise
+
+
+def _cursor_of(gen: Any) -> tuple[psycopg.Cursor[Any] | None, bool]:
+    """The cursor that a generator of psycopg's belongs to, and whether it executes what can be sent through a pipeline."""
+    frame = gen.gi_frame if isinstance(gen, GeneratorType) else None
+    if frame is None:
+        return None, False
+    given = frame.f_locals
+    cursor = given.get("self")
+    if not isinstance(cursor, psycopg.Cursor):
+        return None, False
+    if gen.__name__ != _EXECUTE or isinstance(cursor, psycopg.ClientCursor):
+        return cursor, False
+    query, params = given["query"], given["params"]
+    if not isinstance(query, str):
+        return cursor, bool(params)
+    is_copy = "copy" in query.lower() and _COPY(query)
+    return cursor, not is_copy and (bool(params) or ";" not in query)  # without parameters, it may be several statements
+
+
+def _leave_pipeline(pgconn: PGconn) -> None:
+    """After an error or an interrupt: a connection that can't leave it is closed."""
+    try:
+        pgconn.exit_pipeline_mode()
+    except psycopg.Error:
+        pgconn.finish()
+
+
+def _has_something_to_read(raw: psycopg.Connection[Any]) -> bool:
+    """Whether the server has sent something without being asked, such as that it has ended the session; true if in doubt."""
+    if not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
+    poll.register(raw.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def has_listeners(connection: Connection, name: Literal["begin", "commit"]) -> bool:
+    """Whether the user has a listener for this event of SQLAlchemy's connections."""
+    has_any = connection._has_events or connection.engine._has_events  # noqa: SLF001  (a collection of none takes 10 us to make)
+    return has_any and len(getattr(connection.dispatch, name)) > 0
+
+
+def is_idle(raw: psycopg.Connection[Any]) -> bool:
+    """Whether psycopg would send BEGIN before the next statement."""
+    return not raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
+
+
+def begun_with(raw: psycopg.Connection[Any], query: str) -> PGresult:
+    """Begin a transaction on an idle connection, together with a query in SQL text; return the result of the query."""
+    return _Text(raw).execute(f"{_begin(raw).decode()}; {query}")[1]
+
+
+def _begin(raw: psycopg.Connection[Any]) -> bytes:
+    """BEGIN as psycopg sends it, with the characteristics that are set on the connection."""
+    parts = ["BEGIN"]
+    if raw.isolation_level is not None:
+        parts.append(f"ISOLATION LEVEL {raw.isolation_level.name.replace('_', ' ')}")
+    if raw.read_only is not None:
+        parts.append("READ ONLY" if raw.read_only else "READ WRITE")
+    if raw.deferrable is not None:
+        parts.append("DEFERRABLE" if raw.deferrable else "NOT DEFERRABLE")
+    return " ".join(parts).encode()
+
+
+class _Text:
+    """Statements with their values as literals, on one connection."""
+
+    def __init__(self, raw: psycopg.Connection[Any]) -> None:
+        self._raw = raw
+        encoding = raw.info.encoding
+        self.encoding = "utf-8" if encoding == "ascii" else encoding  # SQL_ASCII: the server does not look at the bytes
+
+    def of(self, value: str) -> str:
+        """The literal of a text; libpq quotes what has to be."""
+        if _NEEDS_NO_QUOTING(value):
+            return f"'{value}'"
+        try:
+            return bytes(Escaping(self._raw.pgconn).escape_literal(value.encode(self.encoding))).decode(self.encoding)
+        except UnicodeEncodeError:  # the block has set another client_encoding
+            return f"pg_catalog.convert_from(pg_catalog.decode('{value.encode().hex()}', 'hex'), 'UTF8')"
+
+    def execute(self, statements: str) -> Sequence[PGresult]:
+        """Execute statements in one round trip, and return the results of all; after an error the rest is not executed."""
+        raw = self._raw
+        with raw.lock:
+            raw.pgconn.send_query(statements.encode(self.encoding))
+            answers: Sequence[PGresult] = raw.wait(generators.execute(raw.pgconn))
+        if answers[-1].error_message:
+            raise error_from_result(answers[-1], encoding=self.encoding)
+        return answers
