@@ -69,16 +69,22 @@ def test_units_go_on_while_the_broker_is_down(scene: Scene, own_broker: BrokerBe
         assert (status.is_open, status.entries) == (True, 15)
         own_broker.start()
         until_closed(pool, scene)
-        for number in range(20, 25):
-            pool.run(unit, number)
-        assert seen[-1].outcome == "published"
-    assert_in_order(scene, 25)
-    assert [type(event) for event in events if isinstance(event, JournalOpened | JournalClosed)] == [
-        JournalOpened,
-        JournalClosed,
-    ]
-    assert sum(event.rows for event in events if isinstance(event, RowsRelayed)) == 15
-    assert [event.outcome for event in events if isinstance(event, TransactionCommitted)].count("journaled") == 15
+        count = 20
+
+        def is_published() -> bool:  # on a busy machine librdkafka's other connections may not be back yet
+            nonlocal count
+            pool.run(unit, count)
+            count += 1
+            return seen[-1].outcome == "published"
+
+        for _ in range(5):
+            until(is_published, "messages go to Kafka again")
+        until_closed(pool, scene)
+    assert_in_order(scene, count)
+    gates = [type(event) for event in events if isinstance(event, JournalOpened | JournalClosed)]
+    assert gates == [JournalOpened, JournalClosed] * (len(gates) // 2)
+    journaled = [event.outcome for event in events if isinstance(event, TransactionCommitted)].count("journaled")
+    assert sum(event.rows for event in events if isinstance(event, RowsRelayed)) == journaled >= 15
 
 
 @pytest.mark.slow
