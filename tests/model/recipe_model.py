@@ -294,6 +294,8 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         if p.number == count:
             is_late = scene.publishes(n) and not scene.has("RO") and p.owed >= 0
             yield ("has no more transactions", go(s, n, "list")) if is_late else ("is done", go(s, n, "over"))
+        elif scene.joins:
+            yield f"joins a transaction of the user's as transaction {txn}", go(s, n, "record", start=-1)
         elif scene.has("F2") and row.fence != p.fence:
             yield f"begins nothing: the fencing token is {row.fence}, not {p.fence}", go(s, n, "over")
         elif scene.has("DF") and row.fence == p.fence and p.known > row.number:
@@ -302,7 +304,8 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         else:
             yield f"begins transaction {txn}", go(s, n, "produce" if scene.is_native else "add", start=-1)
     elif p.pc == "produce":
-        yield from requested(scene, s, n, ("produce", i, p.epoch, txn), "record", "over")
+        after = "commit" if scene.joins else "record"
+        yield from requested(scene, s, n, ("produce", i, p.epoch, txn), after, "over")
     elif p.pc == "add":
         yield from requested(scene, s, n, ("add", i, p.epoch, None), "send", "over")
     elif p.pc == "send":
@@ -312,15 +315,19 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         is_ours = k.status == "O" and k.epoch == p.epoch
         yield f"prepares: {k.status}{k.epoch}", go(s, n, "record", start=k.start) if is_ours else go(s, n, "over")
     elif p.pc == "record":
-        if row.fence != p.fence:
-            yield f"may not record: the fencing token is {row.fence}, not {p.fence}", go(s, n, "abort")
+        if row.fence != p.fence and (scene.has("F2") or not scene.joins):
+            what = f"may not record: the fencing token is {row.fence}, not {p.fence}"
+            yield what, go(s, n, "over" if scene.joins else "abort")
         elif scene.is_merged:
             yield from _commit_merged(scene, s, n, database)
             if SETTING in s.budget:
                 yield from _commit_after_setting(scene, s, n, database)
         else:
-            yield "records its state", go(with_row(s, database, row._replace(lock=n)), n, "commit")
-        if RAISES in s.budget:
+            then = "produce" if scene.joins else "commit"
+            yield "records its state", go(with_row(s, database, row._replace(lock=n)), n, then)
+        if RAISES in s.budget and scene.joins:
+            yield "ends, since its user rolls back", go(without(s, RAISES), n, "begin", number=p.number + 1)
+        elif RAISES in s.budget:
             yield "rolls back, since its block raises", go(without(s, RAISES), n, "undo")
     elif p.pc == "commit":
         stored = Stored(p.generation, p.epoch, txn, p.start)
@@ -328,6 +335,9 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
             yield "can't commit: its session was ended", go(s, n, "abort")
             return
         yield "COMMITS", go(committed(scene, s, database, stored), n, _after_commit(scene), known=txn)
+        if RAISES in s.budget:
+            t = with_row(without(s, RAISES), database, row._replace(lock=None))
+            yield "is rolled back by its user" if scene.joins else "is rolled back: its COMMIT is refused", go(t, n, "undo")
         if UNKNOWN in s.budget:
             t = with_row(without(s, UNKNOWN), database, row._replace(pending=stored))
             yield "sends COMMIT, the answer is lost", go(t, n, "claim again", number=p.number + 1)

@@ -90,6 +90,12 @@ def _copy_aborted(s: State) -> bool:
     return any(txn >= COPY and txn not in s.timed_out | s.committed for txn in s.aborted) and bool(s.acknowledged)
 
 
+def test_a_joined_transaction_checks_its_fencing_token_before_its_first_message() -> None:
+    """What a user's transaction has read may be older than a successor's claim: only the record's UPDATE is a check."""
+    without = replace(SMALL["a joined transaction"], without=frozenset({"F2"}))
+    assert search(without, wanted="after recovery a transaction is open").violation
+
+
 def test_recovery_on_another_cluster_loses_what_was_committed() -> None:
     scene = replace(SMALL["recovery on another cluster"], without=frozenset({"CL", "UC"}))
     loss = "after recovery a committed transaction is aborted without a timeout"
