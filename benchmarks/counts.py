@@ -139,8 +139,8 @@ def calls() -> str:
             connect()
             counting.count("with writer.transaction()", transaction)
             close()
-            single = PoolOptions(max_size=1)  # of several, each may rest for long enough to ask first whether its id is known
-            with dualwrite.create_pool(engine, prefix=f"{name}-pool", options=single, **arguments) as pool:
+            # of several writers, each may rest for long enough to ask first whether its id is known
+            with dualwrite.create_pool(engine, prefix=f"{name}-pool", options=PoolOptions(max_size=1), **arguments) as pool:
                 counting.count("pool.run(unit), alone in its group", lambda: pool.run(_unit, topic))
             options = PoolOptions(max_size=1, when_kafka_is_down="journal")
             with dualwrite.create_pool(engine, prefix=f"{name}-journal", options=options, **arguments) as pool:
