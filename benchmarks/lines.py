@@ -2,10 +2,9 @@
 
 ::
 
-    python benchmarks/lines.py               # each folder
-    python benchmarks/lines.py --packages    # each package beside its limit
-    python benchmarks/lines.py --check       # exit code 1 if a package is larger than its limit, or has none
-    python benchmarks/lines.py --lower       # lower the limits to what the packages have today
+    python benchmarks/lines.py             # each folder, and each package beside its limit
+    python benchmarks/lines.py --check     # exit code 1 if a package is larger than its limit, or has none
+    python benchmarks/lines.py --lower     # lower the limits to what the packages have today
 
 Code is what is left without blank lines, comments and docstrings. Files that a tool has generated are counted apart.
 """
@@ -19,6 +18,7 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +34,7 @@ _NO_CODE: Final = {
 }
 
 
+@cache
 def code_lines(file: Path) -> int:
     """How many lines have code: without blank lines, comments and docstrings."""
     with tokenize.open(file) as opened:
@@ -102,7 +103,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     chosen = parser.add_mutually_exclusive_group()
     for name, what in (
-        ("packages", "print each package with its limit"),
         ("check", "compare each package with its limit"),
         ("lower", "lower the limits"),
     ):
@@ -112,13 +112,12 @@ def main() -> None:
     limits: dict[str, int] = tomllib.loads(text)
     if arguments.lower:
         _LIMITS.write_text(lowered(text, found), encoding="utf-8")
-    elif arguments.packages:
-        print(table(["package", "code", "limit"], [[each, f"{found[each]:,}", f"{limits.get(each, 0):,}"] for each in found]))
     elif arguments.check:
         if above := excess(found, limits):
             sys.exit("\n".join([*above, "Take lines out, or raise the limit with a comment that says which feature pays."]))
     else:
-        print(folders(_ROOT))
+        cells = [[each, f"{found[each]:,}", f"{limits.get(each, 0):,}"] for each in found]
+        print(f"{folders(_ROOT)}\n\n{table(['package', 'code', 'limit'], cells)}")
 
 
 if __name__ == "__main__":

@@ -300,7 +300,7 @@ def start_worker(scene: Scene, count: int, failpoints: str = "") -> Worker:
 REACHED_WITHOUT_KAFKA = ["journal_after_open", "recover_after_claim", "journal_after_entries", *WRITER_POINTS]
 REACHED_WITH_KAFKA = [*(each for each in RECOVERY_POINTS if each != "recover_after_claim"), *OPENING_POINTS]
 POINTS = [*REACHED_WITHOUT_KAFKA, *REACHED_WITH_KAFKA, "journal_before_close"]
-KEPT = ["journal_after_open", "recover_after_claim", "journal_after_entries", "after_db_commit", "recover_after_end_txn"]
+KEPT = ["journal_after_open", "journal_after_entries", "after_db_commit", "recover_after_end_txn", "after_take_over"]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ KEPT = ["journal_after_open", "recover_after_claim", "journal_after_entries", "a
     thinned(
         [*product(["postgresql", "mariadb", "sqlite"], POINTS)],
         kept=[
-            *product(["postgresql"], [*KEPT, *OPENING_POINTS]),
+            *product(["postgresql"], KEPT),
             ("mariadb", "after_db_commit"),
             ("sqlite", "after_db_commit"),
         ],

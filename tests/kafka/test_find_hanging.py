@@ -219,7 +219,7 @@ def test_apaches_tool_lists_and_describes_the_same(scene: Scene, admin: Transact
     assert row["TopicPartitions"] == f"{name('open')}-0"
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in CI: what hangs, told by what the tests did
 def test_apaches_tool_finds_the_same_producers_and_hanging_transactions(scene: Scene, admin: TransactionAdmin) -> None:
     rows = transactions_tool(scene.servers, "describe-producers", "--topic", name("open"), "--partition", "0")
     assert {heading for row in rows for heading in row} <= documented_columns()

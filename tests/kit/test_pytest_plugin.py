@@ -139,7 +139,7 @@ def test_a_database_begins_each_test_as_the_session_has_set_it_up(
     run(service).assert_outcomes(passed=3)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # two runs of pytest beside each other, each of everything that a service tests
 def test_tests_on_one_broker_run_one_after_another(
     service: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, broker: DevCluster, postgres_url: str
 ) -> None:

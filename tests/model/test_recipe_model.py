@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from fixtures.tiers import thinned
 from model.check_recipe import as_text
 from model.recipe_model import successors
 from model.recipe_scenes import INSTEAD, LARGE, NEEDS, SMALL, search
@@ -18,8 +19,23 @@ from model.search import explore
 TRACES: Final = Path(__file__).parents[2] / "docs" / "how-it-works" / "traces"
 
 
+LONG: Final = (
+    "published again by two recoverers",
+    "a requested commit, slow markers",
+    "acknowledged while it is published again",
+    "published again, record with COMMIT",
+    "published again by a recoverer",
+    "librdkafka, an idle writer",
+    "slow markers",
+    "a requested commit",
+    "librdkafka, two published again",
+    "an old broker, two recoverers",
+)
+"""Several seconds each; what they explore changes only with the model."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", thinned(SMALL, kept=[name for name in SMALL if name not in LONG]))
 def test_no_interleaving_breaks_the_promise(name: str) -> None:
     found = search(SMALL[name])
     assert not found.violation, "\n".join((found.violation, *found.trace))

@@ -28,6 +28,9 @@ from dualwrite.kafka.librdkafka.librdkafka_errors import LEADER_MOVED, consumer_
 _POLL: Final = 0.02
 _BATCH: Final = 1000
 _WAIT: Final = 0.1
+_ATTEMPT: Final = 5.0
+"""The maximum seconds of one attempt to learn where a topic ends."""
+
 _UNAVAILABLE: Final = LEADER_MOVED | {
     KafkaError._TIMED_OUT,  # noqa: SLF001  (librdkafka's own codes, public): a broker is down, or does not answer yet
     KafkaError._TRANSPORT,  # noqa: SLF001
@@ -119,25 +122,26 @@ def _settings(kafka: str | Mapping[str, Any] | KafkaConfig, timeout: float) -> d
 
 def _ends(settings: dict[str, Any], topic: str, *, is_settled: bool, timeout: float) -> dict[int, int]:
     """The end of each partition, once what is before it is decided; or where the first open transaction begins."""
-    admin = AdminClient(settings)
-    with _unavailability(f"topic {topic!r}"):
-        # not list_topics(), which creates the topic where brokers do so automatically
-        found = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic].result()
-    partitions = [TopicPartition(topic, each.id) for each in found.partitions]
     deadline = time.monotonic() + timeout
     wanted: dict[int, int] = {}
+    admin: AdminClient | None = None
+    partitions: list[TopicPartition] | None = None
     while True:
         try:
             with _unavailability(f"topic {topic!r}"):
+                # a new one for each attempt: librdkafka's keeps the leader epoch, and the missing controller, that it knows
+                admin = AdminClient(settings) if admin is None else admin
+                limit = min(_ATTEMPT, max(deadline - time.monotonic(), _WAIT))
+                partitions = _partitions(admin, topic, limit) if partitions is None else partitions
                 ends, stable = (
-                    {number: end for (_, number), end in _latest(admin, partitions, level, timeout).items()}
+                    {number: end for (_, number), end in _latest(admin, partitions, level, limit).items()}
                     for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
                 )
         except BrokerUnavailableError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_POLL)
-            admin = AdminClient(settings)  # librdkafka's keeps the leader epoch that it knows
+            admin = None
             continue
         if not is_settled:
             return stable
@@ -152,6 +156,12 @@ def _ends(settings: dict[str, Any], topic: str, *, is_settled: bool, timeout: fl
                 partitions=waiting,
             )
         time.sleep(_POLL)
+
+
+def _partitions(admin: AdminClient, topic: str, timeout: float) -> list[TopicPartition]:
+    """The topic's partitions. Not by list_topics(), which creates the topic where brokers do so automatically."""
+    found = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout)[topic].result()
+    return [TopicPartition(topic, each.id) for each in found.partitions]
 
 
 @contextmanager
