@@ -49,6 +49,20 @@ def test_all_entries_are_published_in_order_and_the_gate_closes(at: DrainScene) 
     assert at.published == [message(number) for number in range(5)]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_all_that_is_left_behind_a_closed_gate_is_published(at: DrainScene) -> None:
+    """After batches of 100 and 200, fewer than 500 are left, and it is tried to close the gate; the next batch has 400."""
+    at.write(*range(790))
+    with at.store.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE dualwrite_journal_gate SET epoch = epoch + 1"))
+    with at.connect() as writer:
+        drain = JournalDrain(writer, at.prefix, "test")
+        while not drain.turn().is_last:
+            pass
+    assert at.published == [message(number) for number in range(790)]
+
+
 def test_entries_of_a_host_whose_clock_was_ahead_are_published_in_order(at: DrainScene) -> None:
     """With the present time, as that of their host was wrong; on such a host they wait, and only an own time is refused."""
     later = int((time.time() + 2 * HOUR) * 1000)

@@ -997,7 +997,7 @@ PROMISES: Final = (
         "relay/journal_drain.py",
         "return Turn(is_last=not self._source.has_rows(connection))",
         "return Turn(is_last=True)",
-        ("journal/test_journal_command.py::test_messages_behind_a_closed_gate_are_found_and_published",),
+        ("journal/test_journal_drain.py::test_all_that_is_left_behind_a_closed_gate_is_published",),
     ),
     Removal(
         "jobs mark what they publish again, if that is asked for",
