@@ -20,6 +20,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
 from dualwrite.kafka.client.brokers import check_not_refused
 from dualwrite.kafka.client.config import KafkaConfig
@@ -122,26 +123,24 @@ def _settings(kafka: str | Mapping[str, Any] | KafkaConfig, timeout: float) -> d
 
 def _ends(settings: dict[str, Any], topic: str, *, is_settled: bool, timeout: float) -> dict[int, int]:
     """The end of each partition, once what is before it is decided; or where the first open transaction begins."""
-    deadline = time.monotonic() + timeout
+    deadline = Deadline(timeout)
     wanted: dict[int, int] = {}
-    admin: AdminClient | None = None
+    admin = AdminClient(settings)
     partitions: list[TopicPartition] | None = None
     while True:
         try:
             with _unavailability(f"topic {topic!r}"):
-                # a new one for each attempt: librdkafka's keeps the leader epoch, and the missing controller, that it knows
-                admin = AdminClient(settings) if admin is None else admin
-                limit = min(_ATTEMPT, max(deadline - time.monotonic(), _WAIT))
+                limit = max(deadline.within(_ATTEMPT).left, _WAIT)
                 partitions = _partitions(admin, topic, limit) if partitions is None else partitions
                 ends, stable = (
                     {number: end for (_, number), end in _latest(admin, partitions, level, limit).items()}
                     for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
                 )
         except BrokerUnavailableError:
-            if time.monotonic() > deadline:
+            if deadline.expired:
                 raise
             time.sleep(_POLL)
-            admin = None
+            admin = AdminClient(settings)  # librdkafka's keeps the leader epoch, and the missing controller, that it knows
             continue
         if not is_settled:
             return stable
@@ -149,7 +148,7 @@ def _ends(settings: dict[str, Any], topic: str, *, is_settled: bool, timeout: fl
         waiting = sorted(number for number, end in wanted.items() if stable[number] < end)
         if not waiting:
             return wanted
-        if time.monotonic() > deadline:
+        if deadline.expired:
             raise OpenTransactionsError(
                 f"Transactions stay open on topic {topic!r}, partitions {waiting}.",
                 next_step="recover them: `dualwrite recover`",
