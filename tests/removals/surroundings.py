@@ -41,11 +41,7 @@ SURROUNDINGS: Final[tuple[Removal, ...]] = (
         "recovery/clusters.py",
         "        coordinator.forget_cluster()\n        return",
         "        return",
-        (
-            "journal/test_wrong_cluster_first.py::test_a_pool_that_has_met_another_cluster_goes_on_with_the_right_one",
-            "journal/test_wrong_cluster_first.py::test_a_client_forgets_a_cluster_if_another_one_answers",
-        ),
-        hangs=True,
+        ("journal/test_wrong_cluster_first.py::test_a_client_forgets_a_cluster_if_another_one_answers",),
     ),
     Removal(
         "who can't drain a journal leaves it to another process",
