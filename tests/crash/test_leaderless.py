@@ -6,6 +6,7 @@ Kafka 4.3.0 to 4.4.0 treat a partition without a leader as deleted: they complet
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from crash.scene import Scene
 from dualwrite.admin import Reason, TransactionAdmin
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerUnavailableError, RepairRefusedError
+from dualwrite.kafka.base import EndingTransaction
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.inspect import describe_topics
@@ -109,9 +111,9 @@ def end_without_leader(cluster: DevCluster, scene: Scene, node: int, value: byte
         prepared = producer.prepare_transaction()
         assert prepared is not None
         with without_leader(cluster, node, scene.topic):
-            assert coordinator.end_transaction(
-                kafka_id, producer_id=prepared.producer_id, epoch=prepared.epoch, commit=True, just_written=True
-            ).proven
+            described_at = time.monotonic()  # without partitions, so that no leader is asked for
+            ending = EndingTransaction(kafka_id, prepared.producer_id, prepared.epoch, commit=True, described_at=described_at)
+            assert coordinator.end_all([ending])[0].proven
             found = [coordinator.describe(kafka_id)]
         found.append(coordinator.describe(kafka_id))
         return [described.status for described in found if described]

@@ -179,6 +179,8 @@ def _ended(brokers: Brokers, key: Key, offset: int, batch: Batch) -> tuple[Endin
             return Ending.OPEN, opened
         try:
             fate = fate_in_log(brokers.network, state, Place(*key, first_offset=offset, messages=1), brokers.turn())
+        except PartitionGoneError:
+            fate = Fate.GONE
         except (LogNotReadableError, ConnectionLostError) as error:
             reason = error
             continue

@@ -22,7 +22,7 @@ from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name, status_of, timeout_refused, two_phase_refused
 from dualwrite.kafka.client.log_messages import find_later, find_messages, read_messages
 from dualwrite.kafka.client.log_proof import fate_in_log
-from dualwrite.kafka.client.log_reader import LogNotReadableError, LogReader
+from dualwrite.kafka.client.log_reader import Certain, LogReader, PartitionGoneError
 from dualwrite.kafka.client.messages_generated import (
     EndTxnRequest,
     EndTxnResponse,
@@ -232,14 +232,16 @@ class WireTransactionCoordinator:
 
     def fate(self, state: PreparedTxnState, place: Place, *, timeout: Limit | None = None) -> Fate:
         """How the transaction that wrote to `place` ended, according to the log; see `log_proof.fate_in_log`."""
+        certain = Certain()
 
         def request(deadline: Deadline) -> Fate:
-            try:
+            with certain:
                 return fate_in_log(self.network, state, place, deadline)
-            except LogNotReadableError as error:
-                raise TryAgainError(f"{error}") from error
 
-        return self._client.repeated(request, f"the leader of {place.topic}-{place.partition}", timeout)
+        try:
+            return self._client.repeated(request, f"the leader of {place.topic}-{place.partition}", timeout)
+        except PartitionGoneError:
+            return Fate.GONE
 
     def find_messages(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Limit | None = None) -> FoundMessages:
         return find_messages(LogReader(self._client, timeout), state, delivery)

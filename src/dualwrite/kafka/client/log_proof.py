@@ -17,7 +17,6 @@ from dualwrite.kafka.client.log_reader import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     OffsetGoneError,
-    PartitionGoneError,
     fetched,
     leader,
 )
@@ -33,12 +32,13 @@ def fate_in_log(network: Network, state: PreparedTxnState, place: Place, deadlin
 
     Raises:
         LogNotReadableError: The partition has no leader, or the leader has just moved.
+        PartitionGoneError: The broker that was asked knows no such partition; others may.
         ConnectionLostError, BrokerUnavailableError: As for `Network`.
         BrokerError: The leader refused the Fetch for another reason.
     """
     try:
         return _fate(network, state, place, deadline)
-    except (OffsetGoneError, PartitionGoneError):
+    except OffsetGoneError:
         return Fate.GONE
 
 

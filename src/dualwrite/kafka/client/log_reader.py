@@ -242,7 +242,7 @@ class LogReader:
         self, topic: str, partition: int, ask: Callable[[Connection, Deadline], T], limit: Limit | None = None
     ) -> T:
         """Ask the leader of a partition, and look the leader up again when it has moved."""
-        certain = _Certain()
+        certain = Certain()
         key = (topic, partition)
         network = self._client.network
 
@@ -259,7 +259,7 @@ class LogReader:
         return self._client.repeated(once, f"the leader of {topic}-{partition}", self._limit if limit is None else limit)
 
 
-class _Certain:
+class Certain:
     """Makes errors that may pass ones that are tried again: a partition is gone only after every answer of a while says so."""
 
     def __init__(self) -> None:
