@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 from dualwrite import process
 from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
-from dualwrite.kafka.base import GivenMessage, Headers, Message, TransactionalProducer, progress_of
+from dualwrite.kafka.base import GivenMessage, GroupMetadata, Headers, Message, TransactionalProducer, progress_of
 from dualwrite.kafka.messages import Columns, checked
 from dualwrite.observability import tracing
 from dualwrite.observability.outages import BEGIN, Side
 from dualwrite.observability.tracing import UnitTrace
-from dualwrite.state import Delivery, PreparedTxnState
+from dualwrite.state import ConsumedOffset, Delivery, PreparedTxnState
 from dualwrite.stores.base import StoreTransaction
 from dualwrite.stores.positions import Move, Positions
 from dualwrite.stores.store_transaction import RunAloneError
@@ -232,7 +232,10 @@ class OpenTransaction:
 
     def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         self._check()
-        positions, group = progress_of(consumer, offsets)
+        self.send_positions(*progress_of(consumer, offsets))
+
+    def send_positions(self, positions: Iterable[ConsumedOffset], group: GroupMetadata) -> None:
+        """Commit positions of a consumer group in the transaction, after the check of the fence."""
         self.check_fence()
         self.producer.send_offsets_to_transaction(positions, group, timeout=self._timeout)
 

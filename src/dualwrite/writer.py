@@ -301,13 +301,19 @@ class DualWriter(Generic[H]):
         """Like `transaction`, for a pool or a relay; without a trace: units have theirs, and rows that of their headers."""
         return self._transaction_of(lambda begun: begun)
 
+    def joined_transaction(self, on: Any) -> AbstractContextManager[OpenTransaction]:
+        """Like `transaction`, for a pool: a transaction that the user has begun on this connection; see `Lane.begin`."""
+        return self._transaction_of(lambda begun: begun, on=on)
+
     @contextmanager
-    def _transaction_of(self, handed_out: Callable[[OpenTransaction], T], *, at_once: bool = False) -> Iterator[T]:
+    def _transaction_of(
+        self, handed_out: Callable[[OpenTransaction], T], *, at_once: bool = False, on: Any = None
+    ) -> Iterator[T]:
         with self._exclusively("transaction()"):
             lane = self._lanes.next()
             trace = tracing.NO_TRACE
             try:
-                transaction = lane.begin(at_once=at_once)
+                transaction = lane.begin(at_once=at_once, on=on)
                 begun = handed_out(transaction)
                 trace = transaction.trace
                 with trace.current():

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from dualwrite.observability.outages import database_at
 from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls, in_callback
 from dualwrite.pool.group import SavepointPolicy, Shared
+from dualwrite.pool.joining import JoinedOpenTransaction
 from dualwrite.pool.pool_ids import Adoption, FixedIds, Ids, LeasedIds
 from dualwrite.pool.scaling import LEAST, PoolOptions, Scaler
 from dualwrite.pool.upkeep import Upkeep
@@ -454,6 +456,49 @@ class WriterPool(Generic[H]):
                         raise
                     text = "fenced before the block began; taking a writer again: %s"
                     log.info(text, error, transactional_id=writer.transactional_id)
+
+    def join(self, session: Any) -> Transaction[Any]:
+        """Send messages with a transaction that you begin and end yourself: on your own SQLAlchemy session or connection.
+
+        The messages are kept until you commit, by `session.commit()`, `with session.begin():` or a framework. Then they are
+        sent, and both sides commit as one. A rollback, a session that is closed without a commit, or one that is forgotten
+        leaves nothing behind; what was sent inside a savepoint that is rolled back is not sent. Until your transaction ends,
+        the pool is not involved.
+
+        An error of the commit is raised by your `session.commit()`: as for `transaction`. Both sides have been rolled back
+        then, unless it is InDoubtTransactionError.
+
+        Such a commit shares nothing with others: `run` is faster with many callers (docs/guides/own-sessions.md).
+
+        Args:
+            session: A Session, AsyncSession, Connection, AsyncConnection or scoped session of SQLAlchemy, or a session of
+                SQLModel. On the pool's database, with any driver.
+
+        Returns:
+            What `send`, `send_many` and `send_offsets` are called on; the same one until your transaction ends.
+
+        Raises:
+            UsageError: It can't be joined: AUTOCOMMIT, `twophase=True`, several connections in one transaction, or something
+                else than a session or a connection.
+            WriterClosedError: The pool is closed.
+        """
+        self._check("join()")
+        make = functools.partial(JoinedOpenTransaction, self._prefix, self._commit_joined, handle=weakref.ref(session))
+        return Transaction(self._store.join(session, self, make))
+
+    def _commit_joined(self, connection: Any, joined: JoinedOpenTransaction) -> None:
+        check_may_block("commit()", "an AsyncSession and `await session.commit()`")
+        self._check("commit()")
+        with (
+            self._scaler.own_transaction(),
+            self._writers.checked_out("a transaction on the user's session", self._limit(None)) as writer,
+        ):
+            if self._is_closed:
+                raise closed(self._prefix)
+            with writer.joined_transaction(connection) as begun:
+                joined.transactional_id = begun.transactional_id
+                joined.pass_on(begun)
+            joined.state, joined.outcome = begun.state, begun.outcome
 
     # --- its size -----------------------------------------------------------------------------------------------------------
 

@@ -175,6 +175,7 @@ class KafkaOrJournal(KafkaRoute, Choice):
         self._logical_id = TransactionalId.of_row(ownership.transactional_id).logical
         self._into_journal = JournalRoute(journal, self._logical_id)
         self.choice = self
+        self.gate = journal.prefix
 
     # While a transaction may also go into the journal, it waits less for Kafka.
 

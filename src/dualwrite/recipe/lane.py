@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dualwrite.errors import (
     BrokerError,
@@ -72,15 +72,19 @@ class Lane(WriterState):
 
     # --- the recipe -------------------------------------------------------------------------------------------------------
 
-    def begin(self, *, at_once: bool = False) -> OpenTransaction:
+    def begin(self, *, at_once: bool = False, on: Any = None) -> OpenTransaction:
         """Begin the transaction on both sides.
 
-        `at_once`: check the fencing token here, and not only before the first message.
+        `at_once`: check the fencing token here, and not only before the first message. `on`: the connection of a transaction
+        that the user has begun (`TxnStateStore.begin_on`).
         """
         parties, kafka = self._parties, self._kafka
         with parties.database.call(BEGIN) as call:
             # checks the fencing token, or `OpenTransaction` does so before the first message: rule F2
-            self._store_transaction = kafka.begin(self.ownership.claim, at_once=at_once)
+            claim = self.ownership.claim
+            self._store_transaction = (
+                kafka.begin(claim, at_once=at_once) if on is None else parties.store.begin_on(on, claim, gate=kafka.gate)
+            )
             call.has_answer = self._store_transaction.is_fence_checked
         if kafka.choice is not None:
             if self.phase is Phase.READY and kafka.choice.first_way is not self.way:

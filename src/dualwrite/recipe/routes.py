@@ -195,6 +195,9 @@ class KafkaRoute(Route):
     choice: Choice | None = None
     """Who chooses the route of each transaction; None: it is always this one."""
 
+    gate: str | None = None
+    """The prefix whose gate is read with the fence, if somebody chooses."""
+
     def begin(self, claim: Claim, *, at_once: bool) -> StoreTransaction:
         """Begin the database's transaction; see `TxnStateStore.begin` for `at_once`, and `begin_soon`."""
         store = self._parties.store

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
+from dualwrite.errors import UsageError
 from dualwrite.failpoints import hit
 from dualwrite.observability.outages import database_at
 from dualwrite.state import ProducerKind
@@ -38,7 +39,7 @@ from dualwrite.stores.rows import (
     none_elsewhere,
     on_cluster,
 )
-from dualwrite.stores.store_transaction import StoreTransaction, TransactionThread
+from dualwrite.stores.store_transaction import JoinedUnit, StoreTransaction, TransactionThread
 from dualwrite.transactional_id import LANE_MARK, further_lanes, name_of
 
 __all__ = [
@@ -57,6 +58,8 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+U = TypeVar("U", bound=JoinedUnit)
 
 
 class TxnStateStore(ABC):
@@ -396,6 +399,40 @@ class TxnStateStore(ABC):
         The fence is checked then: see `StoreTransaction.check_fence`.
         """
         return self.begin(claim)
+
+    def join(self, target: Any, owner: object, new: Callable[[Callable[[], frozenset[Hashable]]], U]) -> U:
+        """The unit that commits with the transaction that a session, or a connection, is in or begins next.
+
+        Args:
+            target: The user's session or connection.
+            owner: Whose units these are.
+            new: Makes the unit if there is none yet; it gets a function that returns the savepoints that the transaction is in.
+
+        Raises:
+            UsageError: It can't be joined.
+        """
+        del target, owner, new
+        raise self._can_not_join()
+
+    def begin_on(self, connection: Any, claim: Claim, *, gate: str | None) -> StoreTransaction:
+        """Take the last steps of a transaction that the user has begun on this connection; its fence is checked later.
+
+        Args:
+            connection: As `JoinedUnit.commit` gets it.
+            claim: The claim of the id.
+            gate: The prefix whose gate is read with the fence (`dualwrite.stores.journal`), or None.
+
+        Raises:
+            UsageError: The store has no such transactions.
+        """
+        del connection, claim, gate
+        raise self._can_not_join()
+
+    def _can_not_join(self) -> UsageError:
+        return UsageError(
+            f"{type(self).__name__} can't join a transaction of the user's.",
+            next_step="use `with pool.transaction() as tx` or `pool.run`; only SQL databases have sessions",
+        )
 
     def is_conflict(self, error: BaseException) -> bool:
         """Whether `error`, raised by the user's own statement, is a serialization failure or a deadlock.

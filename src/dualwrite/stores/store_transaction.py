@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from operator import attrgetter
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
@@ -268,6 +268,34 @@ class StoreTransaction(ABC):
         A connection that can't roll back any more is closed, which makes the database roll back. Raises no `Exception`, only
         other exceptions such as KeyboardInterrupt.
         """
+
+
+class JoinedUnit(Protocol):
+    """Messages that commit with a transaction of the user's (`TxnStateStore.join`).
+
+    Attributes:
+        is_open: Whether it has not ended.
+        has_content: Whether there is something to commit.
+    """
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def has_content(self) -> bool: ...
+
+    def commit(self, connection: Any) -> None:
+        """Commit the user's transaction on this connection, and the messages; after an error both are rolled back, or unknown.
+
+        Args:
+            connection: For `TxnStateStore.begin_on`.
+        """
+
+    def end(self) -> None:
+        """Note that the transaction has ended."""
+
+    def forget_since(self, savepoint: Hashable) -> None:
+        """Forget what was added inside this savepoint, which is rolled back."""
 
 
 def refused(call: str, by: str = "_refuse") -> Callable[..., NoReturn]:

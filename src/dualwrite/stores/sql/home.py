@@ -134,6 +134,11 @@ def engine_at_home(engine: Engine, dialect: StoreDialect, schema: str | None, *,
     return own
 
 
+def with_home(engine: Engine, home: Home) -> Engine:
+    """An engine like this one, for statements about the same tables."""
+    return engine.execution_options(**{_OPTION: home})
+
+
 def found_schema(engine: Engine, dialect: StoreDialect, table: str, *, is_ours: bool) -> str | None:
     """The schema of a table of ours, or None if the tables are missing; for an engine that no store has made."""
     home = Home(engine, dialect, None, is_ours=is_ours)

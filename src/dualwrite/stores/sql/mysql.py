@@ -234,7 +234,7 @@ class MysqlDialect(StoreDialect):
     def classify(self, error: BaseException) -> ErrorClass:
         lost = getattr(error, "connection_invalidated", False)
         error = driver_error(error)
-        if not isinstance(error, PyMySQLError):
+        if not isinstance(error, PyMySQLError) and type(error).__module__.partition(".")[0] not in _LIKE_PYMYSQL:
             return ErrorClass.OTHER
         code = _code(error)
         text = str(error)
@@ -246,6 +246,10 @@ class MysqlDialect(StoreDialect):
         if lost or isinstance(error, InterfaceError) or (sqlstate is not None and sqlstate.startswith(_LOST_CONNECTION)):
             return ErrorClass.CONNECTION
         return ErrorClass.OTHER
+
+
+_LIKE_PYMYSQL: Final = ("MySQLdb", "asyncmy")
+"""Drivers of users' connections whose errors have the same numbers."""
 
 
 class MariadbDialect(MysqlDialect):

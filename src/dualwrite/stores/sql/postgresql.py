@@ -316,18 +316,17 @@ class PostgresqlDialect(StoreDialect):
     def classify(self, error: BaseException) -> ErrorClass:
         invalidated = getattr(error, "connection_invalidated", False)
         error = driver_error(error)
-        if not isinstance(error, PsycopgError):
-            return ErrorClass.OTHER
         if _STATEMENT_POOLING in str(error):
             return ErrorClass.POOLED
-        if error.sqlstate is None:
-            return _without_sqlstate(error, invalidated=invalidated)
-        if error.sqlstate.startswith(_LOST_CONNECTION):
+        sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)  # psycopg2: on the user's connection
+        if sqlstate is None:
+            return _without_sqlstate(error, invalidated=invalidated) if isinstance(error, PsycopgError) else ErrorClass.OTHER
+        if sqlstate.startswith(_LOST_CONNECTION):
             return ErrorClass.CONNECTION
-        if error.sqlstate.startswith(_INVALID_AUTHORIZATION):
+        if sqlstate.startswith(_INVALID_AUTHORIZATION):
             return ErrorClass.REFUSED
-        of_routine = _OF_ROUTINES.get((error.sqlstate, error.diag.source_function or ""), ErrorClass.OTHER)
-        return _ERROR_CLASSES.get(error.sqlstate, of_routine)
+        routine = getattr(getattr(error, "diag", None), "source_function", None)
+        return _ERROR_CLASSES.get(sqlstate, _OF_ROUTINES.get((sqlstate, routine or ""), ErrorClass.OTHER))
 
     def find_blocker(self, engine: Engine, transactional_id: str) -> Blocker | None:
         with OwnConnection(engine) as connection:

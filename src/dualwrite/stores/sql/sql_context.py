@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, Engine, Select, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, Select, bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from dualwrite.stores.sql.dialect import StoreDialect
@@ -27,6 +27,32 @@ NEWEST_CLAIM: Final = select(t.c.fence, t.c.owner, t.c.store_id, t.c.transaction
 
 _EPOCH: Final = select(gate_table.c.epoch).where(gate_table.c.prefix == bindparam("gate")).scalar_subquery()
 NEWEST_CLAIM_AND_GATE: Final = NEWEST_CLAIM.add_columns(_EPOCH.label("epoch"))
+
+
+class RecordStatements:
+    """What records the state of a transaction in the row of its id; see StateRecord.
+
+    Args:
+        marked: The condition that the transaction is the marked one, or None.
+    """
+
+    def __init__(self, marked: ColumnElement[bool] | None) -> None:
+        row = update(t).where(
+            t.c.transactional_id == bindparam("id"),
+            t.c.fence == bindparam("held_fence"),
+            t.c.store_id == bindparam("held_store"),  # rule QN
+        )
+        row = row if marked is None else row.where(marked)
+        self.record = row.values(
+            prepared_transaction_state=bindparam("state"),
+            prepared_generation=bindparam("of_generation"),
+            transaction_number=bindparam("number"),
+            delivery=bindparam("delivered"),
+            updated_at=bindparam("now"),
+        )
+        # with a journal: see JournaledTransaction
+        self.record_at_gate = self.record.where(bindparam("seen_epoch") == _EPOCH)
+        self.record_number = row.values(transaction_number=bindparam("number"), updated_at=bindparam("now"))
 
 
 class Access:
@@ -88,23 +114,11 @@ class StoreContext:
         self.driver_errors: tuple[type[BaseException], ...] = (SQLAlchemyError, *([dbapi.Error] if dbapi is not None else []))
         mark, marked = dialect.marking_column(), dialect.marked_condition()
         self.check_fence: Select[Any] = NEWEST_CLAIM if mark is None else NEWEST_CLAIM.add_columns(mark)
-        row = update(t).where(
-            t.c.transactional_id == bindparam("id"),
-            t.c.fence == bindparam("held_fence"),
-            t.c.store_id == bindparam("held_store"),  # rule QN
-        )
-        row = row if marked is None else row.where(marked)
-        self.record = row.values(
-            prepared_transaction_state=bindparam("state"),
-            prepared_generation=bindparam("of_generation"),
-            transaction_number=bindparam("number"),
-            delivery=bindparam("delivered"),
-            updated_at=bindparam("now"),
-        )
         # with a journal: see JournaledTransaction
         self.check_fence_and_gate = self.check_fence.add_columns(_EPOCH.label("epoch"))
-        self.record_at_gate = self.record.where(bindparam("seen_epoch") == _EPOCH)
-        self.record_number = row.values(transaction_number=bindparam("number"), updated_at=bindparam("now"))
+        statements = RecordStatements(marked)
+        self.record, self.record_at_gate = statements.record, statements.record_at_gate
+        self.record_number = statements.record_number
 
     @functools.cached_property
     def sessions(self) -> SessionFactory:

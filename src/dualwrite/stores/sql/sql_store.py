@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -11,7 +11,7 @@ from sqlalchemy import URL, ColumnElement, Connection, Engine, make_url
 
 from dualwrite.errors import StoreError
 from dualwrite.state import ProducerKind
-from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.base import TxnStateStore, U
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.journal import JournalStore
 from dualwrite.stores.leases import LeaseStore
@@ -44,6 +44,8 @@ from dualwrite.stores.sql.engines import (
 )
 from dualwrite.stores.sql.guard import check_statements
 from dualwrite.stores.sql.home import engine_at_home, refuse_without_schemas
+from dualwrite.stores.sql.joined_transaction import JoinedTransaction, UsersConnection
+from dualwrite.stores.sql.joining import joined
 from dualwrite.stores.sql.short import ClaimAttempt, ShortTransactions, WithLanes, acquired
 from dualwrite.stores.sql.sql_context import Access, StoreContext
 from dualwrite.stores.sql.sql_errors import ErrorMap, address, error_and_causes
@@ -332,6 +334,13 @@ class SqlStateStore(TxnStateStore):
         transaction = SqlStoreTransaction(self._context, claim, gate=gate)
         transaction.begin(may_wait=may_wait)
         return transaction
+
+    def join(self, target: Any, owner: object, new: Callable[[Callable[[], frozenset[Hashable]]], U]) -> U:
+        """Join a transaction of SQLAlchemy's: of a Session, AsyncSession, Connection, AsyncConnection or scoped session."""
+        return joined(target, owner, new)
+
+    def begin_on(self, connection: UsersConnection, claim: Claim, *, gate: str | None) -> StoreTransaction:
+        return JoinedTransaction(self._context, claim, connection, gate=gate)
 
     def is_conflict(self, error: BaseException) -> bool:
         error = self._behind_lost_savepoint(error)

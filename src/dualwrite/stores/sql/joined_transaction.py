@@ -1,0 +1,238 @@
+"""The last steps of a transaction that the user has begun, on the user's connection: fence, record, COMMIT.
+
+The user's transaction may be old: what it reads may be older than the newest claim of the id. So the fence is checked under the
+lock of the row, which is held until COMMIT (docs/how-it-works/rules.md, F2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NoReturn, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Dialect, Engine, PoolProxiedConnection, Update, make_url, update
+from sqlalchemy.pool import NullPool
+
+from dualwrite.errors import StoreCommitFailedError, UsageError
+from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
+from dualwrite.stores.journal import JournaledTransaction, JournalEntry, is_open
+from dualwrite.stores.rows import Claim
+from dualwrite.stores.sql.dialect import StateRecord, driver_error
+from dualwrite.stores.sql.home import OwnConnection, with_home
+from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, NEWEST_CLAIM_AND_GATE, RecordStatements, StoreContext
+from dualwrite.stores.sql.sql_errors import TransactionErrors, quietly
+from dualwrite.stores.sql.sql_journal import insert_entries, switched
+from dualwrite.stores.sql.tables import state_table as t
+
+T = TypeVar("T")
+
+_RECORDS: Final = RecordStatements(None)
+_LOCK: Final = NEWEST_CLAIM.with_for_update()
+_LOCK_AND_GATE: Final = NEWEST_CLAIM_AND_GATE.with_for_update()
+_TAKE_WRITE_LOCK: Final = update(t).where(t.c.transactional_id == "").values(fence=t.c.fence)
+"""SQLite has no lock of a row; a statement that changes nothing gets the write lock of the file."""
+
+
+class UsersConnection:
+    """A driver's connection with a transaction of the user's, as SQLAlchemy's pools lend it.
+
+    Args:
+        dialect: SQLAlchemy's, for that driver.
+        pooled: The connection.
+        run: Runs what uses the connection, and returns its result: here and now, unless it belongs to an event loop.
+    """
+
+    def __init__(
+        self, dialect: Dialect, pooled: PoolProxiedConnection, run: Callable[[Callable[[], Any]], Any] = lambda step: step()
+    ) -> None:
+        self.dialect = dialect
+        self._pooled = pooled
+        self._run = run
+
+    def through(self, run: Callable[[Callable[[], Any]], Any]) -> UsersConnection:
+        """The same connection, for a thread that must not use it itself."""
+        return UsersConnection(self.dialect, self._pooled, run)
+
+    def run(self, step: Callable[[], T]) -> T:
+        """Run a step that uses the connection."""
+        return cast("T", self._run(step))
+
+    def driver_is(self, name: str) -> bool:
+        """Whether SQLAlchemy calls the driver so, and uses its connections directly."""
+        return self.dialect.driver == name and not self.dialect.is_async
+
+    def own(self, context: StoreContext) -> OwnConnection:
+        """A connection for our statements, which none of the user's listeners sees."""
+        engine = _engines.get(self.dialect)
+        if engine is None:
+            pool = NullPool(_refuse_to_connect, dialect=self.dialect)
+            engine = _engines[self.dialect] = Engine(pool, self.dialect, make_url(f"{self.dialect.name}://"))
+        return OwnConnection(with_home(engine, context.home), self._pooled)
+
+    def commit(self) -> None:
+        """Send COMMIT. Raises: the driver's error."""
+        self.dialect.do_commit(self._pooled)
+
+    def roll_back(self) -> bool:
+        """Roll back, or close the connection, which makes the database do it; False: it was closed."""
+        if self.run(lambda: quietly(lambda: self.dialect.do_rollback(self._pooled))):
+            return True
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """Close the connection, whatever its transaction does; SQLAlchemy makes another one for the next transaction."""
+        self.run(lambda: quietly(self._pooled.invalidate))
+
+
+_engines: Final[WeakKeyDictionary[Dialect, Engine]] = WeakKeyDictionary()
+"""Of our statements on the users' connections: without pools, and without the users' listeners."""
+
+
+def _refuse_to_connect() -> NoReturn:
+    raise UsageError("The user's connection was lost, and can't be made again by dualwrite.")
+
+
+class JoinedTransaction(JournaledTransaction):
+    """The database's side of a transaction that the user has begun.
+
+    Args:
+        context: Of the store.
+        claim: Under which its state is recorded.
+        users: Its connection.
+        gate: As for JournaledTransaction, or None.
+    """
+
+    is_fence_checked = False
+
+    def __init__(self, context: StoreContext, claim: Claim, users: UsersConnection, *, gate: str | None) -> None:
+        self._context = context
+        self._claim = claim
+        self._users = users
+        self._gate = gate
+        self._errors = TransactionErrors(context.errors, claim)
+        self._store_id = ""
+        self._epoch = 0
+        self._has_ended = False
+        self._connection = users.run(lambda: users.own(context))
+
+    @property
+    def handle(self) -> NoReturn:
+        raise UsageError("A joined transaction is written through the user's own session or connection.")
+
+    def check_fence(self) -> None:
+        """Under the row's lock: see the module."""
+        if self.is_fence_checked:
+            return
+        current = self._execute(self._locked, "checking the fence")
+        if current is None or current.fence != self._claim.fence:
+            raise self._errors.fenced(current)
+        self._store_id, self.found_number = current.store_id, current.transaction_number
+        if self._gate is not None:
+            self._epoch = current.epoch or 0
+        self.is_fence_checked = True
+
+    def _locked(self) -> Any:
+        if self._users.dialect.name == "sqlite":
+            self._connection.execute(_TAKE_WRITE_LOCK)
+        if self._gate is None:
+            return self._connection.execute(_LOCK, {"id": self._claim.transactional_id}).first()
+        values = {"id": self._claim.transactional_id, "gate": self._gate}
+        return self._connection.execute(_LOCK_AND_GATE, values).first()
+
+    @property
+    def epoch(self) -> int:
+        assert self._gate is not None
+        return self._epoch
+
+    def record(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
+        record = self._record_of(state, generation, transaction_number, delivery)
+        statement = _RECORDS.record if self._gate is None else _RECORDS.record_at_gate
+        self._execute(lambda: self._write(statement, record), "recording the prepared state")
+
+    def write_journal(self, entries: Sequence[JournalEntry], transaction_number: int) -> None:
+        gate = self._gate
+        assert gate is not None
+
+        def write() -> None:
+            if entries:
+                epoch = insert_entries(self._connection, gate, entries)
+                if epoch is None or not is_open(epoch):
+                    raise switched(gate, self._claim.transactional_id, epoch)
+            self._write(_RECORDS.record_number, self._record_of(None, 0, transaction_number, None))
+
+        self._execute(write, "writing into the journal")
+
+    def _record_of(
+        self, state: PreparedTxnState | None, generation: int, number: int, delivery: Delivery | None
+    ) -> StateRecord:
+        return StateRecord(
+            id=self._claim.transactional_id,
+            held_fence=self._claim.fence,
+            held_store=self._store_id,
+            token="",
+            state=state_text(state),
+            of_generation=generation,
+            number=number,
+            delivered=delivery_text(delivery),
+            now=datetime.now(UTC),
+            gate=self._gate,
+            seen_epoch=self._epoch,
+        )
+
+    def _write(self, statement: Update, record: StateRecord) -> None:
+        if self._connection.execute(statement, record._asdict()).rowcount == 1:
+            return
+        # its row is locked, with our fence: the gate has changed, or the row is hidden
+        only = {"id": self._claim.transactional_id}
+        if self._gate is None:
+            raise self._errors.row_not_found(self._connection.execute(NEWEST_CLAIM, only).one(), self._store_id)
+        current = self._connection.execute(NEWEST_CLAIM_AND_GATE, {**only, "gate": self._gate}).one()
+        if current.epoch != self._epoch:
+            raise switched(self._gate, self._claim.transactional_id, current.epoch)
+        raise self._errors.row_not_found(current, self._store_id)
+
+    def _execute(self, step: Callable[[], T], doing: str) -> T:
+        if self._has_ended:
+            raise self._errors.ended()
+        try:
+            return self._users.run(step)
+        except self._context.driver_errors as error:
+            raise self._errors.translated(error, doing) from error
+
+    def commit(self) -> None:
+        """The outcome of an error is known only for the drivers whose errors the store's dialect knows."""
+        self._has_ended = True
+        try:
+            self._users.run(self._send_commit)
+        except StoreCommitFailedError:
+            self._users.roll_back()
+            raise
+        except BaseException:  # unknown: close the connection, since its transaction might still be open
+            self._users.close()
+            raise
+
+    def _send_commit(self) -> None:
+        try:
+            self._users.commit()
+        except Exception as error:
+            if self._is_surely_refused(error):
+                raise self._errors.commit_failed(str(driver_error(error)).strip()) from error
+            raise self._errors.commit_unknown(error) from error
+
+    def _is_surely_refused(self, error: Exception) -> bool:
+        dialect = self._context.dialect
+        return self._users.driver_is(dialect.driver) and dialect.commit_surely_failed(error, self._connection)
+
+    def rollback(self) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._users.roll_back()

@@ -1,0 +1,201 @@
+"""`pool.join`: the user's own session commits its rows and the messages together, on every driver."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+import dualwrite
+from crash.scene import Scene
+from dualwrite import WriterPool
+from joined.own_sessions import DATABASE, INSERT, SYNC, own_engine, row, send
+from pool.pool_scene import open_pool
+
+drivers = pytest.mark.parametrize(("driver", "database"), [(driver, DATABASE[driver]) for driver in SYNC])
+on_postgresql = pytest.mark.parametrize(("driver", "database"), [("psycopg", "postgresql")])
+
+
+@pytest.fixture
+def producer() -> str:
+    return "native"
+
+
+@pytest.fixture
+def pool(scene: Scene) -> Iterator[WriterPool[Any]]:
+    with open_pool(scene) as pool:
+        yield pool
+
+
+@pytest.fixture
+def engine(scene: Scene, driver: str) -> Iterator[sa.Engine]:
+    with own_engine(scene, driver) as engine:
+        yield engine
+
+
+@drivers
+def test_a_commit_commits_both_and_a_rollback_neither(scene: Scene, engine: sa.Engine, pool: WriterPool[Any]) -> None:
+    with Session(engine) as session:
+        tx = pool.join(session)
+        session.execute(INSERT, row(scene, 1))
+        send(tx, scene, 1)
+        assert tx.outcome is None
+        session.commit()
+        assert tx.outcome == "published"
+        assert tx.transactional_id in pool.transactional_ids
+        assert scene.agree() == [1]
+        tx = pool.join(session)
+        session.execute(INSERT, row(scene, 2))
+        send(tx, scene, 2)
+        session.rollback()
+        with pytest.raises(dualwrite.WriterClosedError):
+            send(tx, scene, 3)
+        tx = pool.join(session)
+        session.execute(INSERT, row(scene, 4))
+        send(tx, scene, 4)
+    with Session(engine) as session, session.begin():
+        session.execute(INSERT, row(scene, 5))
+        send(pool.join(session), scene, 5)
+    assert scene.agree() == [1, 5]
+
+
+@drivers
+def test_a_connection_is_joined_as_well(scene: Scene, engine: sa.Engine, pool: WriterPool[Any]) -> None:
+    with engine.connect() as connection:
+        for number in range(3):
+            connection.execute(INSERT, row(scene, number))
+            send(pool.join(connection), scene, number)
+            connection.commit()
+        connection.execute(INSERT, row(scene, 7))
+        send(pool.join(connection), scene, 7)
+        connection.rollback()
+        with connection.begin():
+            send(pool.join(connection), scene, 8)
+            connection.execute(INSERT, row(scene, 8))
+    assert scene.agree() == [0, 1, 2, 8]
+
+
+@on_postgresql
+def test_a_transaction_has_one_unit(scene: Scene, engine: sa.Engine, pool: WriterPool[Any]) -> None:
+    with Session(engine) as session:
+        first = pool.join(session)
+        send(first, scene, 1)
+        session.execute(INSERT, row(scene, 1))
+        send(pool.join(session), scene, 2)
+        send(pool.join(session.connection()), scene, 3)
+        session.execute(INSERT, row(scene, 2))
+        session.execute(INSERT, row(scene, 3))
+        session.commit()
+    assert scene.agree() == [1, 2, 3]
+
+
+@on_postgresql
+def test_messages_without_a_row_are_sent_too(scene: Scene, engine: sa.Engine, pool: WriterPool[Any]) -> None:
+    with Session(engine) as session:
+        send(pool.join(session), scene, 1)
+        session.commit()
+    assert scene.messages() == [1]
+
+
+@on_postgresql
+def test_a_savepoint_that_is_rolled_back_takes_its_messages_with_it(
+    scene: Scene, engine: sa.Engine, pool: WriterPool[Any]
+) -> None:
+    with Session(engine) as session, session.begin():
+        tx = pool.join(session)
+        send(tx, scene, 1)
+        session.execute(INSERT, row(scene, 1))
+        with pytest.raises(ZeroDivisionError), session.begin_nested():
+            send(tx, scene, 2)
+            with session.begin_nested():
+                session.execute(INSERT, row(scene, 3))
+                send(tx, scene, 3)
+            raise ZeroDivisionError
+        with session.begin_nested():
+            send(tx, scene, 4)
+            session.execute(INSERT, row(scene, 4))
+    with engine.begin() as connection:
+        inner = connection.begin_nested()
+        tx = pool.join(connection)
+        send(tx, scene, 5)
+        inner.rollback()
+        send(tx, scene, 6)
+        connection.execute(INSERT, row(scene, 6))
+    assert scene.agree() == [1, 4, 6]
+
+
+@drivers
+def test_a_refused_message_rolls_back_the_rows(scene: Scene, engine: sa.Engine, pool: WriterPool[Any]) -> None:
+    with Session(engine) as session:
+        session.execute(INSERT, row(scene, 1))
+        pool.join(session).send(scene.topic, b"x" * 1_100_000)
+        with pytest.raises(dualwrite.MessageTooLargeError):
+            session.commit()
+    with Session(engine) as session:  # on the same connection: what was refused must not be in its transaction
+        session.execute(INSERT, row(scene, 2))
+        session.commit()
+    assert scene.events.numbers(scene.transactional_id) == [2]
+    assert scene.messages() == []
+
+
+@on_postgresql
+def test_a_session_that_is_forgotten_leaves_nothing(scene: Scene, engine: sa.Engine, pool: WriterPool[Any]) -> None:
+    session = Session(engine)
+    session.execute(INSERT, row(scene, 1))
+    tx = pool.join(session)
+    send(tx, scene, 1)
+    del session
+    gc.collect()
+    assert tx.db is None
+    with Session(engine) as session:
+        session.commit()
+    assert scene.agree() == []
+
+
+@on_postgresql
+def test_a_scoped_session_and_an_outer_transaction(scene: Scene, engine: sa.Engine, pool: WriterPool[Any]) -> None:
+    scoped = scoped_session(sessionmaker(engine))
+    send(pool.join(scoped), scene, 1)
+    scoped.execute(INSERT, row(scene, 1))
+    scoped.commit()
+    scoped.remove()
+    with engine.connect() as connection, connection.begin() as outer:
+        with Session(connection) as session:
+            session.execute(INSERT, row(scene, 2))
+            send(pool.join(session), scene, 2)
+            session.commit()  # not the outer one
+        assert scene.agree() == [1]
+        outer.commit()
+    assert scene.agree() == [1, 2]
+
+
+@on_postgresql
+def test_what_can_not_be_joined(scene: Scene, engine: sa.Engine, pool: WriterPool[Any]) -> None:
+    def refused(target: Any, why: str) -> None:
+        with pytest.raises(dualwrite.UsageError, match=why):
+            pool.join(target)
+
+    refused(engine, "can't be joined")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        refused(connection, "AUTOCOMMIT")
+    with Session(engine, twophase=True) as session:
+        refused(session, "twophase")
+    with engine.connect() as connection:
+        pool.join(connection)
+        with open_pool(scene) as other, pytest.raises(dualwrite.UsageError, match="Another pool"):
+            other.join(connection)
+    second = sa.create_engine(engine.url)
+    with Session() as session:
+        session.connection(bind_arguments={"bind": engine})
+        session.connection(bind_arguments={"bind": second})
+        refused(session, "several connections")
+    with Session() as session:
+        session.connection(bind_arguments={"bind": engine})
+        pool.join(session)
+        with pytest.raises(dualwrite.UsageError, match="several connections"):
+            session.connection(bind_arguments={"bind": second})
+    second.dispose()
