@@ -1,4 +1,4 @@
-"""A process with sessions of its own is killed, or paused and replaced, at each step: a row exists exactly if its message does."""
+"""A process with sessions of its own is killed, or paused and replaced, at each step: both sides have the same in the end."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 python -m joined.worker URL BOOTSTRAP PREFIX TOPIC FIRST COUNT CALLERS   write events FIRST … FIRST+COUNT-1
 
-It prints `open`, and `told N` when the caller knows that event N is committed. DRIVER is that of the sessions, SIZE the number of
-writers.
+It prints `open`, and `told N` when the caller knows that event N is committed. DRIVER is that of the sessions, SIZE the number
+of writers.
 """
 
 from __future__ import annotations

@@ -196,12 +196,24 @@ class AsyncWriterPool(Generic[A]):
 
         return repeated_coroutine(once, attempts=attempts, is_retriable=self._bound.is_retriable)
 
-    @asynccontextmanager
-    async def transaction(
-        self,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109  (the limit for waiting only, as in WriterPool)
-    ) -> AsyncIterator[AsyncTransaction[A]]:
+    def join(self, session: Any) -> Transaction[Any]:
+        """Send messages with a transaction that you begin and end yourself: see `WriterPool.join`.
+
+        It is not awaited, and neither is `send` of what it returns. An AsyncSession or AsyncConnection does not block the loop
+        when it commits; a synchronous one would, and its commit is refused.
+        """
+        self._check("join()")
+        return self._pool.join(session)
+
+    @overload
+    def transaction(self, *, timeout: float | None = None) -> AbstractAsyncContextManager[AsyncTransaction[A]]: ...
+
+    @overload
+    def transaction(
+        self, *, connection: object, timeout: float | None = None
+    ) -> AbstractAsyncContextManager[Transaction[Any]]: ...
+
+    def transaction(self, *, connection: Any = None, timeout: float | None = None) -> AbstractAsyncContextManager[Any]:
         """Begin a separate transaction on a free writer: `async with pool.transaction() as tx`; see `WriterPool.transaction`.
 
         If the block is cancelled, both sides have been rolled back when CancelledError leaves it. A cancellation during the
@@ -209,6 +221,8 @@ class AsyncWriterPool(Generic[A]):
         `__cause__`.
 
         Args:
+            connection: A connection of yours, of asyncpg, psycopg (AsyncConnection) or aiosqlite; see `WriterPool.transaction`.
+                `tx.send` is not awaited then either.
             timeout: Seconds to wait for a writer, instead of the pool's `timeout`.
 
         Raises:
@@ -218,6 +232,12 @@ class AsyncWriterPool(Generic[A]):
             DualWriteError: As for `DualWriter.transaction`.
         """
         self._check("transaction()")
+        if connection is not None:
+            return self._pool.on_async_connection(connection, timeout=timeout)
+        return self._transaction(timeout)
+
+    @asynccontextmanager
+    async def _transaction(self, timeout: float | None) -> AsyncIterator[AsyncTransaction[A]]:  # noqa: ASYNC109  (as above)
         handoff = Handoff("transaction()", self._calls, self._pool)
         bound = self._bound if timeout is None else self._pool.with_options(timeout=timeout)  # which checks it
         job = await self._begin(handoff, bound)

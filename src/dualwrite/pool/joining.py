@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
+from weakref import ref
 
 from dualwrite import process
-from dualwrite.errors import WriterClosedError
+from dualwrite.deadline import Limit
+from dualwrite.errors import UsageError, WriterClosedError
 from dualwrite.kafka.base import GivenMessage, GroupMetadata, Message, progress_of
 from dualwrite.kafka.messages import checked
 from dualwrite.state import ConsumedOffset, PreparedTxnState
-from dualwrite.transaction import OpenTransaction
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.store_transaction import UsersTransaction
+from dualwrite.transaction import OpenTransaction, Transaction
+from dualwrite.writer import DualWriter
 
 Savepoints = frozenset[Hashable]
 
@@ -31,7 +38,7 @@ class JoinedOpenTransaction(OpenTransaction):
     def __init__(
         self,
         prefix: str,
-        commit: Callable[[Any, JoinedOpenTransaction], None],
+        commit: Callable[[UsersTransaction, JoinedOpenTransaction], None],
         savepoints: Callable[[], Savepoints],
         handle: Any,
     ) -> None:
@@ -96,9 +103,88 @@ class JoinedOpenTransaction(OpenTransaction):
     def has_content(self) -> bool:
         return bool(self.messages or self.offsets)
 
-    def commit(self, connection: Any) -> None:
+    def commit(self, connection: UsersTransaction) -> None:
         self._commit(connection, self)
 
     def forget_since(self, savepoint: Hashable) -> None:
         self.messages = [each for each in self.messages if savepoint not in each[1]]
         self.offsets = [each for each in self.offsets if savepoint not in each[2]]
+
+
+class Joining:
+    """The transactions of a pool that its users begin.
+
+    Args:
+        prefix: Of the pool.
+        store: Of the pool.
+        writer: Checks out a writer, within a limit or the pool's own.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        store: TxnStateStore,
+        writer: Callable[[Limit | None], AbstractContextManager[DualWriter[Any]]],
+    ) -> None:
+        self._prefix = prefix
+        self._store = store
+        self._writer = writer
+
+    def joined(self, session: Any) -> Transaction[Any]:
+        """See `WriterPool.join`."""
+        make = partial(JoinedOpenTransaction, self._prefix, partial(self._commit, None), handle=ref(session))
+        return Transaction(self._store.join(session, self, make))
+
+    @contextmanager
+    def on_connection(self, connection: Any, timeout: Limit | None) -> Iterator[Transaction[Any]]:
+        """See `WriterPool.transaction`."""
+        users, joined = self._begun(connection, timeout, is_async=False)
+        users.begin()
+        try:
+            yield Transaction(joined)
+            joined.commit(users)
+        except BaseException:
+            users.roll_back()
+            raise
+        finally:
+            joined.end()
+
+    @asynccontextmanager
+    async def on_async_connection(self, connection: Any, limit: Limit | None) -> AsyncIterator[Transaction[Any]]:
+        """See `AsyncWriterPool.transaction`."""
+        users, joined = self._begun(connection, limit, is_async=True)
+        await users.awaited(lambda on: on.begin())
+        try:
+            yield Transaction(joined)
+            await users.awaited(joined.commit)
+        except BaseException:
+            await users.awaited(lambda on: on.roll_back())
+            raise
+        finally:
+            joined.end()
+
+    def _begun(
+        self, connection: Any, timeout: Limit | None, *, is_async: bool
+    ) -> tuple[UsersTransaction, JoinedOpenTransaction]:
+        users = self._store.users_connection(connection)
+        if users.is_async and not is_async:
+            raise UsageError(
+                "An asynchronous connection can't be used by a blocking pool.",
+                next_step="use the pool of dualwrite.aio: async with pool.transaction(connection=…) as tx",
+            )
+        if is_async and not users.is_async:
+            raise UsageError(
+                "A blocking connection would keep the event loop waiting.",
+                next_step="use a connection of asyncpg, psycopg (AsyncConnection) or aiosqlite; or a blocking pool in a thread",
+            )
+        commit = partial(self._commit, timeout)
+        return users, JoinedOpenTransaction(self._prefix, commit, savepoints=frozenset, handle=lambda: connection)
+
+    def _commit(self, timeout: Limit | None, users: UsersTransaction, joined: JoinedOpenTransaction) -> None:
+        if not joined.has_content:
+            users.commit()
+            return
+        with self._writer(timeout) as writer, writer.joined_transaction(users) as begun:
+            joined.transactional_id = begun.transactional_id
+            joined.pass_on(begun)
+        joined.state, joined.outcome = begun.state, begun.outcome

@@ -7,10 +7,9 @@ import contextlib
 import copy
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -23,7 +22,7 @@ from dualwrite.observability.outages import database_at
 from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls, in_callback
 from dualwrite.pool.group import SavepointPolicy, Shared
-from dualwrite.pool.joining import JoinedOpenTransaction
+from dualwrite.pool.joining import Joining
 from dualwrite.pool.pool_ids import Adoption, FixedIds, Ids, LeasedIds
 from dualwrite.pool.scaling import LEAST, PoolOptions, Scaler
 from dualwrite.pool.upkeep import Upkeep
@@ -227,6 +226,7 @@ class WriterPool(Generic[H]):
             timeout=self._options.timeout,
             alone=self._options.alone,
         )
+        self._joining = Joining(prefix, store, self._writer_for_users)
         self._pid = process.pid
         self._closing = threading.RLock()  # also for `resize`
         self._is_in_progress = False  # one of the two, in the thread that has the lock
@@ -426,10 +426,14 @@ class WriterPool(Generic[H]):
         return error.retriable if isinstance(error, DualWriteError) else self._store.passes(error)
 
     @contextmanager
-    def transaction(self, *, timeout: Limit | None = None) -> Iterator[Transaction[H]]:
+    def transaction(self, *, connection: Any = None, timeout: Limit | None = None) -> Iterator[Transaction[H]]:
         """Begin a separate transaction on a free writer; otherwise like `DualWriter.transaction`.
 
         Args:
+            connection: A connection of yours on the pool's database, without a transaction: the transaction is begun, and
+                committed, on it. Of psycopg, psycopg2, PyMySQL, mysqlclient or sqlite3; `tx.db` is the connection itself. As
+                for `join`, the messages are sent at the end of the block, and no writer is needed before; but nobody sees your
+                savepoints: what was sent in one is sent even if it is rolled back. Leave the transaction's end to the block.
             timeout: Seconds to wait for a writer, or a deadline, instead of the pool's `timeout`.
 
         Raises:
@@ -440,6 +444,10 @@ class WriterPool(Generic[H]):
         """
         check_may_block("transaction()", "async with pool.transaction() as tx")
         self._check("transaction()")
+        if connection is not None:
+            with self._joining.on_connection(connection, timeout) as joined:
+                yield joined
+            return
         limit, fenced_until = self._limit(timeout), self._limit(None)
         has_begun = False
         while not has_begun:
@@ -483,22 +491,24 @@ class WriterPool(Generic[H]):
             WriterClosedError: The pool is closed.
         """
         self._check("join()")
-        make = functools.partial(JoinedOpenTransaction, self._prefix, self._commit_joined, handle=weakref.ref(session))
-        return Transaction(self._store.join(session, self, make))
+        return self._joining.joined(session)
 
-    def _commit_joined(self, connection: Any, joined: JoinedOpenTransaction) -> None:
-        check_may_block("commit()", "an AsyncSession and `await session.commit()`")
+    def on_async_connection(
+        self, connection: Any, *, timeout: float | None = None
+    ) -> AbstractAsyncContextManager[Transaction[Any]]:
+        """See `AsyncWriterPool.transaction`."""
+        return self._joining.on_async_connection(connection, self._limit(timeout))
+
+    @contextmanager
+    def _writer_for_users(self, timeout: Limit | None) -> Iterator[DualWriter[H]]:
+        """A writer for the commit of a transaction that the user has begun."""
+        check_may_block("commit()", "an asynchronous session or connection: `await session.commit()`")
         self._check("commit()")
-        with (
-            self._scaler.own_transaction(),
-            self._writers.checked_out("a transaction on the user's session", self._limit(None)) as writer,
-        ):
+        doing = "a transaction on the user's connection"
+        with self._scaler.own_transaction(), self._writers.checked_out(doing, self._limit(timeout)) as writer:
             if self._is_closed:
                 raise closed(self._prefix)
-            with writer.joined_transaction(connection) as begun:
-                joined.transactional_id = begun.transactional_id
-                joined.pass_on(begun)
-            joined.state, joined.outcome = begun.state, begun.outcome
+            yield writer
 
     # --- its size -----------------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from dualwrite.stores.rows import (
     none_elsewhere,
     on_cluster,
 )
-from dualwrite.stores.store_transaction import JoinedUnit, StoreTransaction, TransactionThread
+from dualwrite.stores.store_transaction import JoinedUnit, StoreTransaction, TransactionThread, UsersTransaction
 from dualwrite.transactional_id import LANE_MARK, further_lanes, name_of
 
 __all__ = [
@@ -414,11 +414,20 @@ class TxnStateStore(ABC):
         del target, owner, new
         raise self._can_not_join()
 
+    def users_connection(self, connection: Any) -> UsersTransaction:
+        """A driver's connection of the user's, as `begin_on` takes it.
+
+        Raises:
+            UsageError: It can't be used.
+        """
+        del connection
+        raise self._can_not_join()
+
     def begin_on(self, connection: Any, claim: Claim, *, gate: str | None) -> StoreTransaction:
         """Take the last steps of a transaction that the user has begun on this connection; its fence is checked later.
 
         Args:
-            connection: As `JoinedUnit.commit` gets it.
+            connection: As `JoinedUnit.commit` gets it, or a UsersTransaction.
             claim: The claim of the id.
             gate: The prefix whose gate is read with the fence (`dualwrite.stores.journal`), or None.
 

@@ -270,6 +270,30 @@ class StoreTransaction(ABC):
         """
 
 
+class UsersTransaction(Protocol):
+    """A transaction on a connection of the user's; see `TxnStateStore.users_connection`.
+
+    Attributes:
+        is_async: Whether the connection belongs to an event loop.
+    """
+
+    @property
+    def is_async(self) -> bool: ...
+
+    def begin(self) -> None:
+        """Begin it, or leave that to the driver. Raises: UsageError, if it has begun already, or the driver's error."""
+
+    def commit(self) -> None:
+        """Commit the database alone. Raises: the driver's error."""
+
+    def roll_back(self) -> None:
+        """Roll back, if it has not ended, or close the connection, which makes the database do it."""
+
+    async def awaited(self, work: Callable[[Any], T]) -> T:
+        """Run work with this transaction in a thread, if the connection belongs to the running event loop."""
+        ...
+
+
 class JoinedUnit(Protocol):
     """Messages that commit with a transaction of the user's (`TxnStateStore.join`).
 

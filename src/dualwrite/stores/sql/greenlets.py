@@ -1,7 +1,7 @@
 """Blocking work for SQLAlchemy's asyncio: it runs in a thread, and its statements where the connection belongs.
 
-A connection of an asynchronous driver can be used only in its event loop, in a greenlet of SQLAlchemy's. So the thread passes each
-of its steps on the connection back to the greenlet, which waits for them instead of blocking the loop.
+A connection of an asynchronous driver can be used only in its event loop, in a greenlet of SQLAlchemy's. So the thread passes
+each of its steps on the connection back to the greenlet, which waits for them instead of blocking the loop.
 """
 
 from __future__ import annotations

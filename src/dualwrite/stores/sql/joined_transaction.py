@@ -11,14 +11,16 @@ from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Dialect, Engine, PoolProxiedConnection, Update, make_url, update
+from sqlalchemy import Dialect, Engine, Update, make_url, update
 from sqlalchemy.pool import NullPool
+from sqlalchemy.util import greenlet_spawn
 
 from dualwrite.errors import StoreCommitFailedError, UsageError
 from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
 from dualwrite.stores.journal import JournaledTransaction, JournalEntry, is_open
 from dualwrite.stores.rows import Claim
-from dualwrite.stores.sql.dialect import StateRecord, driver_error
+from dualwrite.stores.sql.dialect import StateRecord, driver_connection, driver_error
+from dualwrite.stores.sql.greenlets import in_thread
 from dualwrite.stores.sql.home import OwnConnection, with_home
 from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, NEWEST_CLAIM_AND_GATE, RecordStatements, StoreContext
 from dualwrite.stores.sql.sql_errors import TransactionErrors, quietly
@@ -35,17 +37,15 @@ _TAKE_WRITE_LOCK: Final = update(t).where(t.c.transactional_id == "").values(fen
 
 
 class UsersConnection:
-    """A driver's connection with a transaction of the user's, as SQLAlchemy's pools lend it.
+    """A driver's connection with a transaction of the user's.
 
     Args:
         dialect: SQLAlchemy's, for that driver.
-        pooled: The connection.
+        pooled: The connection as SQLAlchemy's pools lend it; or as `raw_connections` does, which alone has `begin`.
         run: Runs what uses the connection, and returns its result: here and now, unless it belongs to an event loop.
     """
 
-    def __init__(
-        self, dialect: Dialect, pooled: PoolProxiedConnection, run: Callable[[Callable[[], Any]], Any] = lambda step: step()
-    ) -> None:
+    def __init__(self, dialect: Dialect, pooled: Any, run: Callable[[Callable[[], Any]], Any] = lambda step: step()) -> None:
         self.dialect = dialect
         self._pooled = pooled
         self._run = run
@@ -62,6 +62,16 @@ class UsersConnection:
         """Whether SQLAlchemy calls the driver so, and uses its connections directly."""
         return self.dialect.driver == name and not self.dialect.is_async
 
+    @property
+    def is_async(self) -> bool:
+        return bool(self.dialect.is_async)
+
+    def begin(self) -> None:
+        self.run(self._pooled.begin)
+
+    async def awaited(self, work: Callable[[UsersConnection], T]) -> T:
+        return await greenlet_spawn(in_thread, lambda run: work(self.through(run)))
+
     def own(self, context: StoreContext) -> OwnConnection:
         """A connection for our statements, which none of the user's listeners sees."""
         engine = _engines.get(self.dialect)
@@ -71,15 +81,11 @@ class UsersConnection:
         return OwnConnection(with_home(engine, context.home), self._pooled)
 
     def commit(self) -> None:
-        """Send COMMIT. Raises: the driver's error."""
-        self.dialect.do_commit(self._pooled)
+        self.run(lambda: self.dialect.do_commit(self._pooled))
 
-    def roll_back(self) -> bool:
-        """Roll back, or close the connection, which makes the database do it; False: it was closed."""
-        if self.run(lambda: quietly(lambda: self.dialect.do_rollback(self._pooled))):
-            return True
-        self.close()
-        return False
+    def roll_back(self) -> None:
+        if not self.run(lambda: quietly(lambda: self.dialect.do_rollback(self._pooled))):
+            self.close()
 
     def close(self) -> None:
         """Close the connection, whatever its transaction does; SQLAlchemy makes another one for the next transaction."""
@@ -92,6 +98,14 @@ _engines: Final[WeakKeyDictionary[Dialect, Engine]] = WeakKeyDictionary()
 
 def _refuse_to_connect() -> NoReturn:
     raise UsageError("The user's connection was lost, and can't be made again by dualwrite.")
+
+
+def in_autocommit() -> UsageError:
+    """The error for a connection without transactions."""
+    return UsageError(
+        "The connection is in AUTOCOMMIT: it has no transactions that could be joined.",
+        next_step="leave isolation_level='AUTOCOMMIT', or the driver's autocommit, out for this connection",
+    )
 
 
 class JoinedTransaction(JournaledTransaction):
@@ -136,6 +150,8 @@ class JoinedTransaction(JournaledTransaction):
     def _locked(self) -> Any:
         if self._users.dialect.name == "sqlite":
             self._connection.execute(_TAKE_WRITE_LOCK)
+            if not driver_connection(self._connection).in_transaction:
+                raise in_autocommit()
         if self._gate is None:
             return self._connection.execute(_LOCK, {"id": self._claim.transactional_id}).first()
         values = {"id": self._claim.transactional_id, "gate": self._gate}
@@ -212,7 +228,7 @@ class JoinedTransaction(JournaledTransaction):
         """The outcome of an error is known only for the drivers whose errors the store's dialect knows."""
         self._has_ended = True
         try:
-            self._users.run(self._send_commit)
+            self._send_commit()
         except StoreCommitFailedError:
             self._users.roll_back()
             raise

@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary, ref
 from sqlalchemy import Connection, TwoPhaseTransaction, event
 
 from dualwrite.errors import UsageError
-from dualwrite.stores.sql.joined_transaction import UsersConnection
+from dualwrite.stores.sql.greenlets import in_thread
+from dualwrite.stores.sql.joined_transaction import UsersConnection, in_autocommit
 from dualwrite.stores.store_transaction import JoinedUnit
 
 if TYPE_CHECKING:
@@ -86,10 +87,7 @@ def _check(connection: Connection) -> None:
             next_step="leave out begin_twophase() and twophase=True",
         )
     if _is_in_autocommit(connection):
-        raise UsageError(
-            "The connection is in AUTOCOMMIT: it has no transactions that could be joined.",
-            next_step="leave isolation_level='AUTOCOMMIT' out for this connection",
-        )
+        raise in_autocommit()
 
 
 class _OnConnection:
@@ -137,8 +135,6 @@ def _commit(connection: Connection, unit: JoinedUnit) -> None:
     try:
         _check(connection)
         if connection.dialect.is_async:
-            from dualwrite.stores.sql.greenlets import in_thread  # noqa: PLC0415  (only with an event loop)
-
             in_thread(lambda run: unit.commit(users.through(run)))
         else:
             unit.commit(users)
@@ -176,7 +172,8 @@ def _is_in_autocommit(connection: Connection) -> bool:
         return bool(chosen == "AUTOCOMMIT")
     driver = connection.connection.driver_connection
     found = getattr(driver, "autocommit", False)
-    return found is True
+    get = getattr(driver, "get_autocommit", None)  # of PyMySQL and mysqlclient, without a round trip
+    return bool(get()) if get is not None else found is True
 
 
 class _OnSession:

@@ -46,6 +46,7 @@ from dualwrite.stores.sql.guard import check_statements
 from dualwrite.stores.sql.home import engine_at_home, refuse_without_schemas
 from dualwrite.stores.sql.joined_transaction import JoinedTransaction, UsersConnection
 from dualwrite.stores.sql.joining import joined
+from dualwrite.stores.sql.raw_connections import users_connection
 from dualwrite.stores.sql.short import ClaimAttempt, ShortTransactions, WithLanes, acquired
 from dualwrite.stores.sql.sql_context import Access, StoreContext
 from dualwrite.stores.sql.sql_errors import ErrorMap, address, error_and_causes
@@ -67,7 +68,7 @@ from dualwrite.stores.sql.tables import (
     replace_identity,
     write_rows,
 )
-from dualwrite.stores.store_transaction import StoreTransaction
+from dualwrite.stores.store_transaction import StoreTransaction, UsersTransaction
 from dualwrite.transactional_id import LANE_MARK, further_lanes
 
 if TYPE_CHECKING:
@@ -338,6 +339,10 @@ class SqlStateStore(TxnStateStore):
     def join(self, target: Any, owner: object, new: Callable[[Callable[[], frozenset[Hashable]]], U]) -> U:
         """Join a transaction of SQLAlchemy's: of a Session, AsyncSession, Connection, AsyncConnection or scoped session."""
         return joined(target, owner, new)
+
+    def users_connection(self, connection: Any) -> UsersTransaction:
+        """Of any driver that SQLAlchemy knows and `raw_connections` lists."""
+        return users_connection(connection)
 
     def begin_on(self, connection: UsersConnection, claim: Claim, *, gate: str | None) -> StoreTransaction:
         return JoinedTransaction(self._context, claim, connection, gate=gate)

@@ -1,0 +1,196 @@
+"""Drivers' connections of the user's, without SQLAlchemy around them, for the last steps of a transaction on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+from sqlalchemy import Dialect, make_url
+
+from dualwrite.errors import UsageError
+from dualwrite.stores.sql.joined_transaction import UsersConnection
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A driver of users' connections.
+
+    Args:
+        dialect: SQLAlchemy's name of it.
+        cursor: Makes a cursor that returns tuples, whatever the connection's own factories are.
+        begun: Whether a connection is in a transaction; None: the driver does not know.
+        in_autocommit: Whether a connection, adapted, begins no transactions by itself.
+        adapter: For asynchronous drivers: SQLAlchemy's class that makes its connections look synchronous.
+    """
+
+    dialect: str
+    cursor: Callable[[Any], Any] = lambda raw: raw.cursor()
+    begun: Callable[[Any], bool | None] = lambda _raw: None
+    in_autocommit: Callable[[Any], bool] = lambda adapted: bool(adapted.autocommit)
+    adapter: str | None = None
+
+
+def _plain(module: str, name: str) -> Callable[[Any], Any]:
+    return lambda raw: raw.cursor(getattr(import_module(module), name))
+
+
+def _with_tuples(raw: Any) -> Any:
+    cursor = raw.cursor()
+    cursor.row_factory = None
+    return cursor
+
+
+def _get_autocommit(connection: Any) -> bool:
+    return bool(connection.get_autocommit())
+
+
+def _begins_none(connection: Any) -> bool:
+    return connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+
+
+_DRIVERS: Final = {
+    "psycopg.Connection": Driver(
+        "postgresql+psycopg",
+        lambda raw: import_module("psycopg").Cursor(raw, row_factory=import_module("psycopg.rows").tuple_row),
+        lambda raw: bool(raw.info.transaction_status),
+    ),
+    "psycopg.AsyncConnection": Driver(
+        "postgresql+psycopg_async",
+        begun=lambda raw: bool(raw.info.transaction_status),
+        adapter="sqlalchemy.dialects.postgresql.psycopg:AsyncAdapt_psycopg_connection",
+    ),
+    "psycopg2.extensions.connection": Driver(
+        "postgresql+psycopg2",
+        lambda raw: raw.cursor(cursor_factory=import_module("psycopg2.extensions").cursor),
+        lambda raw: bool(raw.info.transaction_status),
+    ),
+    "asyncpg.connection.Connection": Driver(
+        "postgresql+asyncpg",
+        begun=lambda raw: bool(raw.is_in_transaction()),
+        adapter="sqlalchemy.dialects.postgresql.asyncpg:AsyncAdapt_asyncpg_connection",
+    ),
+    "asyncpg.pool.PoolConnectionProxy": Driver(
+        "postgresql+asyncpg",
+        begun=lambda raw: bool(raw.is_in_transaction()),
+        adapter="sqlalchemy.dialects.postgresql.asyncpg:AsyncAdapt_asyncpg_connection",
+    ),
+    "pymysql.connections.Connection": Driver(
+        "mysql+pymysql", _plain("pymysql.cursors", "Cursor"), lambda raw: bool(raw.server_status & 1), _get_autocommit
+    ),
+    "MySQLdb.connections.Connection": Driver(
+        "mysql+mysqldb", _plain("MySQLdb.cursors", "Cursor"), in_autocommit=_get_autocommit
+    ),
+    "sqlite3.Connection": Driver("sqlite+pysqlite", _with_tuples, lambda raw: bool(raw.in_transaction), _begins_none),
+    "aiosqlite.core.Connection": Driver(
+        "sqlite+aiosqlite",
+        begun=lambda raw: bool(raw.in_transaction),
+        in_autocommit=_begins_none,
+        adapter="sqlalchemy.dialects.sqlite.aiosqlite:AsyncAdapt_aiosqlite_connection",
+    ),
+}
+"""By the class of the connection, or of one of its bases."""
+
+
+def driver_of(raw: Any) -> Driver:
+    """The driver of a connection.
+
+    Raises:
+        UsageError: It is not a connection, or its driver is not known.
+    """
+    for base in type(raw).__mro__:
+        name = f"{base.__module__}.{base.__qualname__}"
+        if name in _DRIVERS:
+            return _DRIVERS[name]
+    raise UsageError(
+        f"A {type(raw).__module__}.{type(raw).__qualname__} is not a connection that dualwrite knows.",
+        next_step="pass a connection of psycopg, psycopg2, asyncpg, PyMySQL, mysqlclient, sqlite3 or aiosqlite; a SQLAlchemy "
+        "session or connection is joined: tx = pool.join(session)",
+    )
+
+
+def is_async(raw: Any) -> bool:
+    """Whether a connection belongs to an event loop."""
+    return driver_of(raw).adapter is not None
+
+
+def users_connection(raw: Any) -> UsersConnection:
+    """A driver's connection for `TxnStateStore.begin_on`; an asynchronous one can be used in a greenlet of SQLAlchemy's only.
+
+    Raises: as `driver_of`.
+    """
+    driver = driver_of(raw)
+    dialect = _dialect(driver.dialect)
+    adapted = raw
+    if driver.adapter is not None:
+        module, _, name = driver.adapter.partition(":")
+        adapted = getattr(import_module(module), name)(dialect.loaded_dbapi, raw)
+        if driver.dialect.endswith("asyncpg"):
+            adapted.autocommit = True  # else it would begin a transaction inside the user's
+    return UsersConnection(dialect, _Lent(raw, adapted, driver))
+
+
+@cache
+def _dialect(name: str) -> Dialect:
+    kind: Any = make_url(f"{name}://").get_dialect()
+    made: Dialect = kind(dbapi=kind.import_dbapi())
+    return made
+
+
+class _Lent:
+    """What SQLAlchemy's connections expect of a connection that a pool has lent them."""
+
+    is_valid = True
+
+    def __init__(self, raw: Any, adapted: Any, driver: Driver) -> None:
+        self.driver_connection = raw
+        self.dbapi_connection = adapted
+        self.info: dict[Any, Any] = {}
+        self._driver = driver
+
+    def cursor(self, *_: Any, **__: Any) -> Any:
+        adapted = self.dbapi_connection
+        return self._driver.cursor(adapted)
+
+    def begin(self) -> None:
+        if self._has_begun:
+            raise UsageError(
+                "The connection is in a transaction already.",
+                cause="something was executed on it before, perhaps a SELECT",
+                next_step="commit or roll back before the block; a session of SQLAlchemy's can be joined at any time",
+            )
+        if self._driver.in_autocommit(self.dbapi_connection):
+            self._execute("BEGIN")
+
+    def commit(self) -> None:
+        """By a statement if the driver would do nothing: it does not know of the transaction."""
+        if self._driver.in_autocommit(self.dbapi_connection):
+            self._execute("COMMIT")
+        else:
+            self.dbapi_connection.commit()
+
+    def rollback(self) -> None:
+        if self._has_begun is False:
+            return
+        if self._driver.in_autocommit(self.dbapi_connection):
+            self._execute("ROLLBACK")
+        else:
+            self.dbapi_connection.rollback()
+
+    @property
+    def _has_begun(self) -> bool | None:
+        return self._driver.begun(self.driver_connection)
+
+    def _execute(self, command: str) -> None:
+        cursor = self.cursor()
+        try:
+            cursor.execute(command)
+        finally:
+            cursor.close()
+
+    def invalidate(self, _error: object = None) -> None:
+        """Close the connection, which makes the database roll back."""
+        self.is_valid = False
+        self.dbapi_connection.close()

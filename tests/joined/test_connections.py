@@ -1,0 +1,164 @@
+"""`pool.transaction(connection=…)`: a driver's own connection, on which the block's transaction is begun and committed."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import aiosqlite
+import asyncpg
+import psycopg
+import psycopg2
+import pymysql
+import pytest
+import sqlalchemy as sa
+from psycopg.rows import dict_row
+from psycopg2.extras import RealDictCursor
+
+import dualwrite
+from crash.scene import Scene
+from dualwrite import WriterPool, aio
+from joined.own_sessions import send
+from pool.pool_scene import open_pool
+
+
+def plain(scene: Scene) -> str:
+    """The URL as PostgreSQL's drivers understand it."""
+    return scene.url.replace("+psycopg", "")
+
+
+def of_mysql(scene: Scene) -> dict[str, Any]:
+    url = sa.make_url(scene.url)
+    given = {"host": url.host, "port": url.port, "user": url.username, "password": url.password or "", "database": url.database}
+    return given | dict(url.query)
+
+
+CONNECT: dict[str, tuple[str, Callable[[Scene], Any]]] = {
+    "psycopg": ("postgresql", lambda scene: psycopg.connect(plain(scene))),
+    "psycopg with dicts": ("postgresql", lambda scene: psycopg.connect(plain(scene), row_factory=dict_row)),
+    "psycopg in autocommit": ("postgresql", lambda scene: psycopg.connect(plain(scene), autocommit=True)),
+    "psycopg2": ("postgresql", lambda scene: psycopg2.connect(plain(scene))),
+    "psycopg2 with dicts": ("postgresql", lambda scene: psycopg2.connect(plain(scene), cursor_factory=RealDictCursor)),
+    "psycopg2 in autocommit": ("postgresql", lambda scene: _in_autocommit(psycopg2.connect(plain(scene)))),
+    "pymysql": ("mariadb", lambda scene: pymysql.connect(**of_mysql(scene))),
+    "pymysql with dicts": ("mariadb", lambda scene: pymysql.connect(**of_mysql(scene), cursorclass=pymysql.cursors.DictCursor)),
+    "pymysql in autocommit": ("mariadb", lambda scene: pymysql.connect(**of_mysql(scene), autocommit=True)),
+    "sqlite3": ("sqlite", lambda scene: sqlite3.connect(sa.make_url(scene.url).database or "")),
+    "sqlite3 in autocommit": (
+        "sqlite",
+        lambda scene: sqlite3.connect(sa.make_url(scene.url).database or "", isolation_level=None),
+    ),
+}
+
+
+def _in_autocommit(connection: Any) -> Any:
+    connection.autocommit = True
+    return connection
+
+
+@pytest.fixture
+def producer() -> str:
+    return "native"
+
+
+@pytest.fixture
+def pool(scene: Scene) -> Iterator[WriterPool[Any]]:
+    with open_pool(scene) as pool:
+        yield pool
+
+
+def write(connection: Any, scene: Scene, number: int) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"INSERT INTO events (writer, number) VALUES ('{scene.transactional_id}', {number})")
+    cursor.close()
+
+
+def write_and_fail(tx: Any, scene: Scene, error: type[BaseException]) -> None:
+    """Write an event and send its message; then raise the error, or send what makes the commit raise it."""
+    write(tx.db, scene, 3)
+    send(tx, scene, 3)
+    if error is ZeroDivisionError:
+        raise error
+    tx.send(scene.topic, b"x" * 1_100_000)
+
+
+@pytest.mark.parametrize(("how", "database"), [(how, database) for how, (database, _) in CONNECT.items()])
+def test_a_block_commits_both_or_neither(scene: Scene, pool: WriterPool[Any], how: str) -> None:
+    with closing(CONNECT[how][1](scene)) as connection:
+        for number in (1, 2):
+            with pool.transaction(connection=connection) as tx:
+                write(connection, scene, number)
+                send(tx, scene, number)
+                assert tx.db is connection
+            assert tx.outcome == "published"
+        for error in (ZeroDivisionError, dualwrite.MessageTooLargeError):
+            with pytest.raises(error), pool.transaction(connection=connection) as tx:
+                write_and_fail(tx, scene, error)
+        with pool.transaction(connection=connection) as tx:
+            send(tx, scene, 5)
+            write(connection, scene, 5)
+        with pool.transaction(connection=connection):
+            pass
+    assert scene.agree() == [1, 2, 5]
+
+
+async def _asyncpg(scene: Scene) -> Any:
+    return await asyncpg.connect(plain(scene))
+
+
+async def _psycopg(scene: Scene) -> Any:
+    return await psycopg.AsyncConnection.connect(plain(scene))
+
+
+async def _aiosqlite(scene: Scene) -> Any:
+    return await aiosqlite.connect(sa.make_url(scene.url).database or "")
+
+
+@pytest.mark.parametrize(
+    ("connect", "database"),
+    [(_asyncpg, "postgresql"), (_psycopg, "postgresql"), (_aiosqlite, "sqlite")],
+    ids=["asyncpg", "psycopg", "aiosqlite"],
+)
+def test_a_block_of_a_coroutine_commits_both_or_neither(scene: Scene, connect: Callable[[Scene], Any]) -> None:
+    async def work(plain_pool: WriterPool[Any]) -> None:
+        pool = aio.AsyncWriterPool(plain_pool)
+        connection = await connect(scene)
+        insert = f"INSERT INTO events (writer, number) VALUES ('{scene.transactional_id}', %d)"
+
+        async def block(number: int, error: type[BaseException] | None = None) -> None:
+            async with pool.transaction(connection=connection) as tx:
+                send(tx, scene, number)
+                await connection.execute(insert % number)
+                if error is ZeroDivisionError:
+                    raise error
+                if error is not None:
+                    tx.send(scene.topic, b"x" * 1_100_000)
+            assert tx.outcome == "published"
+
+        await block(1)
+        await block(2)
+        for error in (ZeroDivisionError, dualwrite.MessageTooLargeError):
+            with pytest.raises(error):
+                await block(3, error)
+        await block(5)
+        with pytest.raises(dualwrite.UsageError, match="would block"):
+            plain_pool.transaction(connection=connection).__enter__()
+        await connection.close()
+
+    with open_pool(scene) as pool:
+        asyncio.run(work(pool))
+    assert scene.agree() == [1, 2, 5]
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_what_is_refused(scene: Scene, pool: WriterPool[Any]) -> None:
+    with closing(psycopg.connect(plain(scene))) as connection:
+        connection.execute("SELECT 1")
+        with pytest.raises(dualwrite.UsageError, match="in a transaction already"):
+            pool.transaction(connection=connection).__enter__()
+        assert not connection.closed
+    with pytest.raises(dualwrite.UsageError, match="not a connection"):
+        pool.transaction(connection=object()).__enter__()
