@@ -19,7 +19,7 @@ from dualwrite.errors import StoreCommitFailedError, UsageError
 from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
 from dualwrite.stores.journal import JournaledTransaction, JournalEntry, is_open
 from dualwrite.stores.rows import Claim
-from dualwrite.stores.sql.dialect import StateRecord, driver_connection, driver_error
+from dualwrite.stores.sql.dialect import StateRecord, driver_error, pooled_connection
 from dualwrite.stores.sql.greenlets import in_thread
 from dualwrite.stores.sql.home import OwnConnection, with_home
 from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, NEWEST_CLAIM_AND_GATE, RecordStatements, StoreContext
@@ -150,7 +150,7 @@ class JoinedTransaction(JournaledTransaction):
     def _locked(self) -> Any:
         if self._users.dialect.name == "sqlite":
             self._connection.execute(_TAKE_WRITE_LOCK)
-            if not driver_connection(self._connection).in_transaction:
+            if not pooled_connection(self._connection).driver_connection.in_transaction:
                 raise in_autocommit()
         if self._gate is None:
             return self._connection.execute(_LOCK, {"id": self._claim.transactional_id}).first()
