@@ -54,7 +54,9 @@ WRITERS: Final = "writers"
 OWN: Final = "own"
 POOL: Final = "pool"
 DECIDED: Final = "pool-decided"
-ALTERNATIVES: Final = (PLAIN, NAIVE, OUTBOX, WRITERS, OWN, POOL, DECIDED)
+JOINED: Final = "joined"
+JOINED_DECIDED: Final = "joined-decided"
+ALTERNATIVES: Final = (PLAIN, NAIVE, OUTBOX, WRITERS, OWN, JOINED, JOINED_DECIDED, POOL, DECIDED)
 COUNTED: Final = "pool-counted"
 PROMETHEUS: Final = "pool-prometheus"
 OTEL: Final = "pool-otel"
@@ -68,6 +70,8 @@ _SAMPLED: Final = {UNSAMPLED: 0.0, SAMPLED: 0.05, TRACED: 1.0, EVERYTHING: 0.05}
 """The part of the units that is traced."""
 
 POOLS: Final = (OWN, POOL, DECIDED, *OBSERVED)
+JOINS: Final = (JOINED, JOINED_DECIDED)
+"""The pool, joined by the callers' own connections."""
 TITLES: Final = {
     PLAIN: "plain commit",
     NAIVE: "commit, then produce",
@@ -76,6 +80,8 @@ TITLES: Final = {
     OWN: "pool.transaction()",
     POOL: "pool",
     DECIDED: 'pool, "decided"',
+    JOINED: "joined, on the caller's own",
+    JOINED_DECIDED: 'joined, "decided"',
     COUNTED: "an observer that counts",
     PROMETHEUS: "metrics, Prometheus",
     OTEL: "metrics, OpenTelemetry",
@@ -203,7 +209,7 @@ def _unit(tx: dualwrite.Transaction, insert: Callable[[Any, Order], None], topic
 
 def _arguments(case: Case, target: Target) -> dict[str, Any]:
     """Of `create_pool`."""
-    options = dualwrite.PoolOptions(acknowledge="decided" if case.alternative == DECIDED else "visible")
+    options = dualwrite.PoolOptions(acknowledge="decided" if case.alternative in (DECIDED, JOINED_DECIDED) else "visible")
     size = {} if case.pool_size is None else {"size": case.pool_size}
     return {"prefix": "benchmark-pool", "kafka": target.kafka, "settings": target.settings, "options": options, **size}
 
@@ -303,7 +309,11 @@ def for_threads(case: Case, target: Target, callers: range) -> Iterator[Opened]:
 
             yield Opened(place_in_pool, pool)
         else:
-            commit = opened.enter_context((_core if case.handle == CORE else _psycopg)(case, target))
+            pool = None
+            if case.alternative in JOINS:
+                store = opened.enter_context(closing(_store(case, target)))
+                pool = opened.enter_context(dualwrite.create_pool(store, **_arguments(case, target)))
+            commit = opened.enter_context((_core if case.handle == CORE else _psycopg)(case, target, pool))
             delivery = opened.enter_context(closing(Delivery(target.kafka))) if case.alternative == NAIVE else None
 
             def place_alone(caller: int, order: Order) -> None:
@@ -312,11 +322,11 @@ def for_threads(case: Case, target: Target, callers: range) -> Iterator[Opened]:
                 if delivery is not None:
                     delivery.send(topic, order).result(_LIMIT)
 
-            yield Opened(place_alone)
+            yield Opened(place_alone, pool)
 
 
 @contextmanager
-def _core(case: Case, target: Target) -> Iterator[Callable[[Order], None]]:
+def _core(case: Case, target: Target, pool: dualwrite.WriterPool[Any] | None) -> Iterator[Callable[[Order], None]]:
     """One commit per order, on an engine whose pool has a fixed number of connections."""
     engine, insert = create_engine(target.url, pool_size=case.connections, max_overflow=0), case.insert
     with ExitStack() as all_at_once:
@@ -328,13 +338,15 @@ def _core(case: Case, target: Target) -> Iterator[Callable[[Order], None]]:
             insert(connection, order)
             if case.alternative == OUTBOX:
                 connection.execute(INSERT_OUTBOX, order.outbox_row(target.topic))
+            if pool is not None:
+                pool.join(connection).send(target.topic, order.body, key=order.key)
 
     yield commit
     engine.dispose()
 
 
 @contextmanager
-def _psycopg(case: Case, target: Target) -> Iterator[Callable[[Order], None]]:
+def _psycopg(case: Case, target: Target, pool: dualwrite.WriterPool[Any] | None) -> Iterator[Callable[[Order], None]]:
     """The same on this many psycopg connections; a caller takes a free one."""
     free: SimpleQueue[psycopg.Connection[Any]] = SimpleQueue()
     with ExitStack() as opened:
@@ -344,6 +356,11 @@ def _psycopg(case: Case, target: Target) -> Iterator[Callable[[Order], None]]:
         def commit(order: Order) -> None:
             connection = free.get()
             try:
+                if pool is not None:
+                    with pool.transaction(connection=connection) as tx:
+                        connection.execute(INSERT_SQL, (order.body,))
+                        tx.send(target.topic, order.body, key=order.key)
+                    return
                 connection.execute(INSERT_SQL, (order.body,))
                 if case.alternative == OUTBOX:
                     connection.execute(INSERT_OUTBOX_SQL, tuple(order.outbox_row(target.topic).values()))
@@ -366,7 +383,11 @@ async def for_tasks(case: Case, target: Target) -> AsyncIterator[Opened]:
             pool = await opened.enter_async_context(aio.create_pool(store, **_arguments(case, target)))
             yield Opened(lambda _, order: pool.run(_unit, case.insert, target.topic, order), pool)
             return
-        commit = await opened.enter_async_context(_psycopg_tasks(case, target))
+        joined: aio.AsyncWriterPool[Any] | None = None
+        if case.alternative in JOINS:
+            store = opened.enter_context(closing(_store(case, target)))
+            joined = await opened.enter_async_context(aio.create_pool(store, **_arguments(case, target)))
+        commit = await opened.enter_async_context(_psycopg_tasks(case, target, joined))
         delivery = opened.enter_context(closing(Delivery(target.kafka))) if case.alternative == NAIVE else None
 
         async def place(caller: int, order: Order) -> None:
@@ -376,17 +397,24 @@ async def for_tasks(case: Case, target: Target) -> AsyncIterator[Opened]:
                 async with asyncio.timeout(_LIMIT):
                     await asyncio.wrap_future(delivery.send(target.topic, order))
 
-        yield Opened(place)
+        yield Opened(place, joined)
 
 
 @asynccontextmanager
-async def _psycopg_tasks(case: Case, target: Target) -> AsyncIterator[Callable[[Order], Awaitable[None]]]:
+async def _psycopg_tasks(
+    case: Case, target: Target, joined: aio.AsyncWriterPool[Any] | None
+) -> AsyncIterator[Callable[[Order], Awaitable[None]]]:
     number = case.connections
     async with AsyncConnectionPool(conninfo=target.conninfo, min_size=number, max_size=number, open=False) as pool:
         await pool.wait()
 
         async def commit(order: Order) -> None:
             async with pool.connection() as connection:
+                if joined is not None:
+                    async with joined.transaction(connection=connection) as tx:
+                        await connection.execute(INSERT_SQL, (order.body,))
+                        tx.send(target.topic, order.body, key=order.key)
+                    return
                 await connection.execute(INSERT_SQL, (order.body,))
                 if case.alternative == OUTBOX:
                     await connection.execute(INSERT_OUTBOX_SQL, tuple(order.outbox_row(target.topic).values()))

@@ -34,6 +34,8 @@ from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
     from dualwrite.pool.pool import WriterPool
     from dualwrite.pool.scaling import PoolOptions
     from dualwrite.stores.journal import JournalLimits
@@ -73,7 +75,7 @@ class ConnectOptions(WriterOptions, total=False):
 
 
 @overload
-def connect(database: URL | Engine, **options: Unpack[ConnectOptions]) -> DualWriter[Connection]: ...
+def connect(database: URL | Engine | AsyncEngine, **options: Unpack[ConnectOptions]) -> DualWriter[Connection]: ...
 
 
 @overload
@@ -110,7 +112,9 @@ def connect(
 
     Args:
         database: A URL (see `store_from_url`), a SQLAlchemy Engine, or a store. A store made from a URL is closed with the
-            writer; an engine or store that you pass stays open, and several writers can share it.
+            writer; an engine or store that you pass stays open, and several writers can share it. Of an AsyncEngine, or one of
+            another driver (psycopg2, asyncpg, mysqlclient …), only the URL is used, for connections of dualwrite's own by
+            psycopg, PyMySQL or sqlite3: your sessions are joined (`WriterPool.join`).
         kafka: All Kafka settings, with librdkafka's names; or only `host:port`, which replaces `bootstrap.servers` in the
             settings from elsewhere.
         transactional_id: Must stay the same across restarts; only one writer may use it at a time.
@@ -179,7 +183,9 @@ class PoolArguments(WriterOptions, total=False):
 
 
 @overload
-def create_pool(database: URL | Engine, *, prefix: str, **options: Unpack[PoolArguments]) -> WriterPool[Connection]: ...
+def create_pool(
+    database: URL | Engine | AsyncEngine, *, prefix: str, **options: Unpack[PoolArguments]
+) -> WriterPool[Connection]: ...
 
 
 @overload

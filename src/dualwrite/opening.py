@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import URL, Engine
 
@@ -23,14 +23,17 @@ from dualwrite.settings import SWITCH_AFTER, Acknowledge, OnLost, ProducerName, 
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql.engines import is_of_users, own_url
 from dualwrite.transactional_id import validate_transactional_id
 from dualwrite.writer import DualWriter
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
     from dualwrite.recipe.journaling import Journal, Keeper
     from dualwrite.stores.sql.orm import SessionSource
 
-Database = str | URL | Engine | TxnStateStore
+Database: TypeAlias = "str | URL | Engine | AsyncEngine | TxnStateStore"
 Kafka = str | Mapping[str, Any] | KafkaConfig
 
 
@@ -186,8 +189,11 @@ def as_store(database: Database | None, settings: Settings, session: SessionSour
                 "session can't be combined with a store.", next_step="pass it to the store: SqlStateStore(…, session=…)"
             )
         return database
+    database = getattr(database, "sync_engine", database)  # of an AsyncEngine
     if isinstance(database, Engine):
-        return SqlStateStore(database, session=session, schema=settings.schema)
+        if not is_of_users(database):
+            return SqlStateStore(database, session=session, schema=settings.schema)
+        database = own_url(database.url.set(drivername=f"{database.dialect.name}+{database.dialect.driver}"))
     url = database or settings.database_url
     if url is None:
         raise ConfigurationError(

@@ -10,7 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 import dualwrite
 from crash.scene import Scene
-from dualwrite import failpoints
+from crash.worker import timeouts
+from dualwrite import aio, failpoints
 from joined.own_sessions import ASYNC, DATABASE, INSERT, own_async_engine, row, send
 from pool.pool_scene import open_pool
 
@@ -80,6 +81,19 @@ def test_many_commit_at_once(scene: Scene, driver: str) -> None:
     with open_pool(scene, size=4) as pool:
         asyncio.run(work(pool))
     assert scene.agree() == list(range(20 if driver == "aiosqlite" else 40))
+
+
+@drivers
+def test_a_pool_is_made_from_the_engine_of_the_sessions(scene: Scene, driver: str) -> None:
+    async def work() -> None:
+        async with own_async_engine(scene, driver) as engine:
+            given = {"kafka": scene.settings, "prefix": scene.transactional_id, "timeouts": timeouts()}
+            async with aio.create_pool(engine, **given) as pool, AsyncSession(engine) as session:
+                await write(session, pool, scene, 1)
+                await session.commit()
+
+    asyncio.run(work())
+    assert scene.agree() == [1]
 
 
 @on_asyncpg

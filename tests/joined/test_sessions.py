@@ -199,3 +199,14 @@ def test_what_can_not_be_joined(scene: Scene, engine: sa.Engine, pool: WriterPoo
         with pytest.raises(dualwrite.UsageError, match="several connections"):
             session.connection(bind_arguments={"bind": second})
     second.dispose()
+
+
+@drivers
+def test_a_pool_is_made_from_the_engine_of_the_sessions(scene: Scene, engine: sa.Engine) -> None:
+    """Its own connections have another driver, if a store can't use that of the sessions."""
+    with open_pool(scene, engine) as pool, Session(engine) as session:
+        session.execute(INSERT, row(scene, 1))
+        send(pool.join(session), scene, 1)
+        session.commit()
+    assert scene.agree() == [1]
+    assert engine.pool.status()  # it is still the user's

@@ -47,6 +47,7 @@ from dualwrite.transactional import awaited, name_of, repeated_coroutine
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from dualwrite.stores.rocksdb import RocksDBStore
     from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
@@ -570,7 +571,9 @@ class OpeningPool(Generic[A]):
 
 
 @overload
-def create_pool(database: URL | Engine, *, prefix: str, **options: Unpack[PoolArguments]) -> OpeningPool[AsyncConnection]: ...
+def create_pool(
+    database: URL | Engine | AsyncEngine, *, prefix: str, **options: Unpack[PoolArguments]
+) -> OpeningPool[AsyncConnection]: ...
 
 
 @overload
@@ -593,7 +596,7 @@ def create_pool(database: Database | None = None, *, prefix: str, **options: Any
     `async with aio.create_pool(…) as pool` closes it, too; `pool = await aio.create_pool(…)` leaves that to `pool.close()`.
 
     Args:
-        database: See `dualwrite.create_pool`. A URL or an Engine with a synchronous driver, which the pool's threads use.
+        database: See `dualwrite.create_pool`; also your AsyncEngine. The pool's threads have connections of their own.
         prefix: See `dualwrite.create_pool`.
         **options: See `dualwrite.create_pool`.
 

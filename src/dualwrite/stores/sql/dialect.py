@@ -158,6 +158,16 @@ class Outgoing:
         found: Any = self._connection.execute(query, mark._asdict()).first()
         self._begun(found)
 
+    def lock(self, mark: Mark) -> None:
+        """In a transaction that the user has begun: lock the row of the id, and read the newest claim under that lock.
+
+        So it is newer than what the user's transaction sees otherwise. The transaction is marked only if `record_at_commit`
+        needs that.
+        """
+        query = self._context.lock if mark.gate is None else self._context.lock_with_gate
+        found: Any = self._connection.execute(query, mark._asdict()).first()
+        self._begun(found)
+
     def begin_unit(self, *, is_first: bool) -> bool:
         """Set the savepoint UNIT with the next statement; it replaces that of the unit before unless it `is_first`.
 

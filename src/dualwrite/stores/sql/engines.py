@@ -36,6 +36,37 @@ _DIALECTS: Final = {
 """By the beginning of a URL: the module, which is imported only for such a URL, its class, and the extra with the driver."""
 
 
+_OF_USERS: Final = {
+    "postgresql": ("psycopg2", "psycopg2cffi", "psycopg_async", "asyncpg"),
+    "sqlite": ("aiosqlite",),
+    **dict.fromkeys(("mysql", "mariadb"), ("mysqldb", "aiomysql", "asyncmy")),
+}
+"""Drivers of sessions that can be joined; the store's own connections have the driver of its dialect."""
+
+_NOT_LIBPQS: Final = (
+    *("command_timeout", "statement_cache_size", "max_cached_statement_lifetime", "max_cacheable_statement_size"),
+    *("prepared_statement_cache_size", "prepared_statement_name_func", "async_fallback"),
+)
+"""Parameters of asyncpg in a URL, and of SQLAlchemy for it, that mean nothing to our own connections."""
+
+
+def is_of_users(engine: Engine) -> bool:
+    """Whether an engine is for the user's sessions only: its driver is not one that a store can use."""
+    return engine.dialect.is_async or engine.dialect.driver in _OF_USERS.get(engine.dialect.name, ())
+
+
+def own_url(url: URL) -> URL:
+    """The URL for our own connections to the same database: without the driver of the user's sessions."""
+    backend, _, driver = url.drivername.partition("+")
+    if driver not in _OF_USERS.get(backend, ()):
+        return url
+    if driver == "asyncpg":
+        renamed = {"ssl": "sslmode", "timeout": "connect_timeout"}
+        kept = {renamed.get(name, name): value for name, value in url.query.items() if name not in _NOT_LIBPQS}
+        url = url.set(query=kept)
+    return url.set(drivername=backend)
+
+
 def dialect_of(engine: Engine) -> StoreDialect:
     """The dialect for an engine, by its actual driver: with SQLAlchemy `postgresql://` may mean psycopg2."""
     return dialect_for(engine.url.set(drivername=f"{engine.dialect.name}+{engine.dialect.driver}"))
@@ -52,7 +83,7 @@ def dialect_for(url: URL) -> StoreDialect:
         raise ConfigurationError(
             f"dualwrite's store for {backend} needs the driver {dialect.driver!r}, not {driver!r}.",
             cause="the driver's own errors show whether a failed COMMIT may have committed",
-            next_step=f"{dialect.name}+{dialect.driver}://…",
+            next_step=f"{dialect.name}+{dialect.driver}://…; your own sessions may have another driver: pool.join(session)",
         )
     return dialect
 
@@ -71,6 +102,7 @@ def parse_url(url: str | URL) -> tuple[URL, StoreDialect]:
             "The database URL can't be parsed.",  # not quoted: it may contain a password
             next_step=f"use a URL such as {SQL_URL_EXAMPLES}",
         ) from error
+    parsed = own_url(parsed)
     try:
         dialect = dialect_for(parsed)
     except ModuleNotFoundError as error:

@@ -6,6 +6,8 @@ lock of the row, which is held until COMMIT (docs/how-it-works/rules.md, F2).
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, TypeVar, cast
@@ -15,14 +17,14 @@ from sqlalchemy import Dialect, Engine, Update, make_url, update
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import greenlet_spawn
 
-from dualwrite.errors import StoreCommitFailedError, UsageError
+from dualwrite.errors import DualWriteError, StoreCommitFailedError, UsageError
 from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
 from dualwrite.stores.journal import JournaledTransaction, JournalEntry, is_open
 from dualwrite.stores.rows import Claim
-from dualwrite.stores.sql.dialect import StateRecord, driver_error, pooled_connection
+from dualwrite.stores.sql.dialect import Fence, Mark, NotRecorded, Outgoing, StateRecord, driver_error, pooled_connection
 from dualwrite.stores.sql.greenlets import in_thread
 from dualwrite.stores.sql.home import OwnConnection, with_home
-from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, NEWEST_CLAIM_AND_GATE, RecordStatements, StoreContext
+from dualwrite.stores.sql.sql_context import NEWEST_CLAIM_AND_GATE, RecordStatements, StoreContext
 from dualwrite.stores.sql.sql_errors import TransactionErrors, quietly
 from dualwrite.stores.sql.sql_journal import insert_entries, switched
 from dualwrite.stores.sql.tables import state_table as t
@@ -30,8 +32,8 @@ from dualwrite.stores.sql.tables import state_table as t
 T = TypeVar("T")
 
 _RECORDS: Final = RecordStatements(None)
-_LOCK: Final = NEWEST_CLAIM.with_for_update()
-_LOCK_AND_GATE: Final = NEWEST_CLAIM_AND_GATE.with_for_update()
+_tokens: Final = itertools.count(1)
+_RECORDING: Final = "recording the prepared state"
 _TAKE_WRITE_LOCK: Final = update(t).where(t.c.transactional_id == "").values(fence=t.c.fence)
 """SQLite has no lock of a row; a statement that changes nothing gets the write lock of the file."""
 
@@ -74,11 +76,13 @@ class UsersConnection:
 
     def own(self, context: StoreContext) -> OwnConnection:
         """A connection for our statements, which none of the user's listeners sees."""
-        engine = _engines.get(self.dialect)
+        engines = _engines.setdefault(self.dialect, {})
+        engine = engines.get(id(context.home))
         if engine is None:
             pool = NullPool(_refuse_to_connect, dialect=self.dialect)
-            engine = _engines[self.dialect] = Engine(pool, self.dialect, make_url(f"{self.dialect.name}://"))
-        return OwnConnection(with_home(engine, context.home), self._pooled)
+            bare = Engine(pool, self.dialect, make_url(f"{self.dialect.name}://"))
+            engine = engines[id(context.home)] = with_home(bare, context.home)
+        return OwnConnection(engine, self._pooled)
 
     def commit(self) -> None:
         self.run(lambda: self.dialect.do_commit(self._pooled))
@@ -92,8 +96,8 @@ class UsersConnection:
         self.run(lambda: quietly(self._pooled.invalidate))
 
 
-_engines: Final[WeakKeyDictionary[Dialect, Engine]] = WeakKeyDictionary()
-"""Of our statements on the users' connections: without pools, and without the users' listeners."""
+_engines: Final[WeakKeyDictionary[Dialect, dict[int, Engine]]] = WeakKeyDictionary()
+"""Of our statements on the users' connections: without pools, and without the users' listeners; by the home that each keeps."""
 
 
 def _refuse_to_connect() -> NoReturn:
@@ -129,7 +133,10 @@ class JoinedTransaction(JournaledTransaction):
         self._store_id = ""
         self._epoch = 0
         self._has_ended = False
+        self._token = f"{os.getpid()}.{next(_tokens)}"
         self._connection = users.run(lambda: users.own(context))
+        kind = context.dialect.outgoing if users.driver_is(context.dialect.driver) else Outgoing
+        self._outgoing = kind(context, self._connection, self._locked, lambda error: self._errors.translated(error, _RECORDING))
 
     @property
     def handle(self) -> NoReturn:
@@ -137,25 +144,23 @@ class JoinedTransaction(JournaledTransaction):
 
     def check_fence(self) -> None:
         """Under the row's lock: see the module."""
-        if self.is_fence_checked:
-            return
-        current = self._execute(self._locked, "checking the fence")
+        if not self.is_fence_checked:
+            self._execute(self._lock, "checking the fence")
+
+    def _lock(self) -> None:
+        if self._users.dialect.name == "sqlite":
+            self._connection.execute(_TAKE_WRITE_LOCK)
+            if not pooled_connection(self._connection).driver_connection.in_transaction:
+                raise in_autocommit()
+        self._outgoing.lock(Mark(self._claim.transactional_id, self._token, self._gate))
+
+    def _locked(self, current: Fence | None) -> None:
         if current is None or current.fence != self._claim.fence:
             raise self._errors.fenced(current)
         self._store_id, self.found_number = current.store_id, current.transaction_number
         if self._gate is not None:
             self._epoch = current.epoch or 0
         self.is_fence_checked = True
-
-    def _locked(self) -> Any:
-        if self._users.dialect.name == "sqlite":
-            self._connection.execute(_TAKE_WRITE_LOCK)
-            if not pooled_connection(self._connection).driver_connection.in_transaction:
-                raise in_autocommit()
-        if self._gate is None:
-            return self._connection.execute(_LOCK, {"id": self._claim.transactional_id}).first()
-        values = {"id": self._claim.transactional_id, "gate": self._gate}
-        return self._connection.execute(_LOCK_AND_GATE, values).first()
 
     @property
     def epoch(self) -> int:
@@ -172,7 +177,18 @@ class JoinedTransaction(JournaledTransaction):
     ) -> None:
         record = self._record_of(state, generation, transaction_number, delivery)
         statement = _RECORDS.record if self._gate is None else _RECORDS.record_at_gate
-        self._execute(lambda: self._write(statement, record), "recording the prepared state")
+        self._execute(lambda: self._write(statement, record), _RECORDING)
+
+    def record_at_commit(
+        self,
+        state: PreparedTxnState | None,
+        *,
+        generation: int,
+        transaction_number: int,
+        delivery: Delivery | None = None,
+    ) -> None:
+        if not self._outgoing.record_at_commit(self._record_of(state, generation, transaction_number, delivery)):
+            self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
 
     def write_journal(self, entries: Sequence[JournalEntry], transaction_number: int) -> None:
         gate = self._gate
@@ -194,7 +210,7 @@ class JoinedTransaction(JournaledTransaction):
             id=self._claim.transactional_id,
             held_fence=self._claim.fence,
             held_store=self._store_id,
-            token="",
+            token=self._token,
             state=state_text(state),
             of_generation=generation,
             number=number,
@@ -205,16 +221,18 @@ class JoinedTransaction(JournaledTransaction):
         )
 
     def _write(self, statement: Update, record: StateRecord) -> None:
-        if self._connection.execute(statement, record._asdict()).rowcount == 1:
-            return
-        # its row is locked, with our fence: the gate has changed, or the row is hidden
-        only = {"id": self._claim.transactional_id}
-        if self._gate is None:
-            raise self._errors.row_not_found(self._connection.execute(NEWEST_CLAIM, only).one(), self._store_id)
-        current = self._connection.execute(NEWEST_CLAIM_AND_GATE, {**only, "gate": self._gate}).one()
-        if current.epoch != self._epoch:
-            raise switched(self._gate, self._claim.transactional_id, current.epoch)
-        raise self._errors.row_not_found(current, self._store_id)
+        if self._connection.execute(statement, record._asdict()).rowcount != 1:
+            raise self._why_not_recorded()
+
+    def _why_not_recorded(self) -> DualWriteError:
+        """Rolls back. The row was locked, with our fence: the gate has changed, or the row is hidden."""
+        self.rollback()
+        with OwnConnection(self._context.engine) as own:
+            values = {"id": self._claim.transactional_id, "gate": self._gate}
+            current: Any = own.execute(NEWEST_CLAIM_AND_GATE, values).one()
+        if self._gate is not None and current.epoch != self._epoch:
+            return switched(self._gate, self._claim.transactional_id, current.epoch)
+        return self._errors.row_not_found(current, self._store_id)
 
     def _execute(self, step: Callable[[], T], doing: str) -> T:
         if self._has_ended:
@@ -229,17 +247,25 @@ class JoinedTransaction(JournaledTransaction):
         self._has_ended = True
         try:
             self._send_commit()
-        except StoreCommitFailedError:
-            self._users.roll_back()
-            raise
-        except BaseException:  # unknown: close the connection, since its transaction might still be open
-            self._users.close()
+        except BaseException as error:
+            if self.is_surely_rolled_back or isinstance(error, StoreCommitFailedError):
+                self._users.roll_back()
+            else:  # unknown: its transaction might still be open
+                self._users.close()
             raise
 
     def _send_commit(self) -> None:
         try:
-            self._users.commit()
+            if self._outgoing.record is not None:
+                self._users.run(self._outgoing.commit)
+            else:
+                self._users.commit()
         except Exception as error:
+            reason = self._outgoing.why_not_recorded(error)
+            if reason is not None:
+                self.is_surely_rolled_back = True
+                is_hidden = reason is NotRecorded.NO_ROW
+                raise (self._why_not_recorded() if is_hidden else self._errors.translated(error, _RECORDING)) from error
             if self._is_surely_refused(error):
                 raise self._errors.commit_failed(str(driver_error(error)).strip()) from error
             raise self._errors.commit_unknown(error) from error
@@ -251,4 +277,5 @@ class JoinedTransaction(JournaledTransaction):
     def rollback(self) -> None:
         if not self._has_ended:
             self._has_ended = True
+            self._outgoing.drop()
             self._users.roll_back()

@@ -8,9 +8,10 @@ since a connection whose transaction is open would go back into its pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from sqlalchemy import Connection, TwoPhaseTransaction, event
 
@@ -26,6 +27,10 @@ U = TypeVar("U", bound=JoinedUnit)
 
 _on_connections: Final[WeakKeyDictionary[Connection, _OnConnection]] = WeakKeyDictionary()
 _on_sessions: Final[WeakKeyDictionary[Any, _OnSession]] = WeakKeyDictionary()
+_listened_to: Final[WeakSet[Any]] = WeakSet()
+
+
+_SESSION_EVENTS: Final = ("after_begin", "before_commit", "after_soft_rollback", "after_transaction_end")
 
 
 def joined(target: Any, owner: object, new: Callable[[Callable[[], frozenset[Hashable]]], U]) -> U:
@@ -41,8 +46,15 @@ def joined(target: Any, owner: object, new: Callable[[Callable[[], frozenset[Has
         return cast("U", _on_connection(found).joined(owner, lambda: new(savepoints)))
     place = _on_sessions.get(found)
     if place is None:
-        place = _on_sessions[found] = _OnSession(found)
+        _listen_to(_class_of_sessions(), _on_sessions, *_SESSION_EVENTS)
+        place = _on_sessions[found] = _OnSession()
     return cast("U", place.joined(found, owner, lambda: new(savepoints)))
+
+
+def _class_of_sessions() -> type[Session]:
+    from sqlalchemy.orm import Session  # noqa: PLC0415  (the ORM, only when it is used)
+
+    return Session
 
 
 def _sync(target: Any) -> Session | Connection:
@@ -72,10 +84,24 @@ def _on_connection(connection: Connection) -> _OnConnection:
     _check(connection)
     found = _on_connections.get(connection)
     if found is None:
+        _listen_to(connection.engine, _on_connections, "commit", "rollback", "rollback_savepoint")
         found = _on_connections[connection] = _OnConnection()
-        for name in ("commit", "rollback", "rollback_savepoint"):
-            event.listen(connection, name, getattr(found, name))
     return found
+
+
+def _listen_to(source: Any, places: Mapping[Any, Any], *names: str) -> None:
+    """Have the events of an engine's connections, or of all sessions, passed on to those of them that have a place."""
+    if source in _listened_to:
+        return
+    _listened_to.add(source)
+    for name in names:
+        event.listen(source, name, partial(_pass_on, places, name))
+
+
+def _pass_on(places: Mapping[Any, Any], name: str, target: Any, *details: Any) -> None:
+    place = places.get(target)
+    if place is not None:
+        getattr(place, name)(target, *details)
 
 
 def _check(connection: Connection) -> None:
@@ -179,13 +205,9 @@ def _is_in_autocommit(connection: Connection) -> bool:
 class _OnSession:
     """Listens to a session, whose connection may begin later than the unit."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self) -> None:
         self._unit: JoinedUnit | None = None  # of a transaction that may have no connection yet
         self._owner: object = None
-        event.listen(session, "after_begin", self.after_begin)
-        event.listen(session, "before_commit", self.before_commit)
-        event.listen(session, "after_soft_rollback", self.after_soft_rollback)
-        event.listen(session, "after_transaction_end", self.after_transaction_end)
 
     def joined(self, session: Session, owner: object, new: Callable[[], JoinedUnit]) -> JoinedUnit:
         begun = _connections(session)

@@ -88,13 +88,7 @@ class PostgresqlOutgoing(Outgoing):
             return
         text = _Text(self._raw)
         self._encoding = text.encoding
-        epoch = "NULL" if mark.gate is None else self._epoch(text, mark.gate)
-        check = (
-            f"SELECT fence, owner, store_id, transaction_number, {epoch}, "  # noqa: S608  (quoted by `_Text`)
-            f"pg_catalog.set_config('{MARKER}', '{mark.token}', true) "
-            f"FROM {self._context.home.name()} WHERE transactional_id = {text.of(mark.id)}"
-        )
-        self._wait_with([_begin(self._raw), check.encode(text.encoding)])
+        self._wait_with([_begin(self._raw), self._check_of(text, mark).encode(text.encoding)])
         if may_wait and self._may_wait():
             return
         try:
@@ -105,6 +99,21 @@ class PostgresqlOutgoing(Outgoing):
                 replace_others(self._connection, error)
                 self._connection.invalidate(error)  # as SQLAlchemy does, so that the source of the connection gets the reason
             raise
+
+    def lock(self, mark: Mark) -> None:
+        text = _Text(self._raw)
+        query = f"{self._check_of(text, mark)} FOR UPDATE"
+        found = begun_with(self._raw, query) if is_idle(self._raw) else text.execute(query)[0]
+        self._begun(_fence_in(found, text.encoding))
+
+    def _check_of(self, text: _Text, mark: Mark) -> str:
+        """Marks the transaction, and reads the newest claim."""
+        epoch = "NULL" if mark.gate is None else self._epoch(text, mark.gate)
+        return (
+            f"SELECT fence, owner, store_id, transaction_number, {epoch}, "  # noqa: S608  (quoted by `_Text`)
+            f"pg_catalog.set_config('{MARKER}', '{mark.token}', true) "
+            f"FROM {self._context.home.name()} WHERE transactional_id = {text.of(mark.id)}"
+        )
 
     def _epoch(self, text: _Text, gate: str) -> str:
         return f"(SELECT epoch FROM {self._context.home.name(GATE_TABLE_NAME)} WHERE prefix = {text.of(gate)})"  # noqa: S608

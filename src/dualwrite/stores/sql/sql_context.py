@@ -116,6 +116,8 @@ class StoreContext:
         self.check_fence: Select[Any] = NEWEST_CLAIM if mark is None else NEWEST_CLAIM.add_columns(mark)
         # with a journal: see JournaledTransaction
         self.check_fence_and_gate = self.check_fence.add_columns(_EPOCH.label("epoch"))
+        self.lock = NEWEST_CLAIM.with_for_update()
+        self.lock_with_gate = NEWEST_CLAIM_AND_GATE.with_for_update()
         statements = RecordStatements(marked)
         self.record, self.record_at_gate = statements.record, statements.record_at_gate
         self.record_number = statements.record_number
