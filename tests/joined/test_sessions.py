@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import dualwrite
 from crash.scene import Scene
 from dualwrite import WriterPool
+from dualwrite.stores.sql.joined_transaction import JoinedTransaction
 from joined.own_sessions import DATABASE, INSERT, SYNC, own_engine, row, send
 from pool.pool_scene import open_pool
 
@@ -210,3 +211,51 @@ def test_a_pool_is_made_from_the_engine_of_the_sessions(scene: Scene, engine: sa
         session.commit()
     assert scene.agree() == [1]
     assert engine.pool.status()  # it is still the user's
+
+
+@drivers
+@pytest.mark.parametrize("has_committed", [True, False])
+def test_an_unknown_outcome_of_the_commit_is_read_from_the_row(
+    scene: Scene, engine: sa.Engine, pool: WriterPool[Any], monkeypatch: pytest.MonkeyPatch, has_committed: bool
+) -> None:
+    """The answer to COMMIT is lost, or COMMIT itself; the connection is closed."""
+
+    send_commit = JoinedTransaction._send_commit
+
+    def lost(transaction: JoinedTransaction) -> None:
+        if has_committed:
+            send_commit(transaction)
+        raise transaction._errors.commit_unknown(OSError("the connection is lost"))
+
+    with Session(engine) as session:
+        tx = pool.join(session)
+        session.execute(INSERT, row(scene, 1))
+        send(tx, scene, 1)
+        monkeypatch.setattr(JoinedTransaction, "_send_commit", lost)
+        with pytest.raises(dualwrite.AfterCommitError if has_committed else dualwrite.StoreCommitFailedError):
+            session.commit()
+        monkeypatch.undo()
+        session.rollback()
+        session.execute(INSERT, row(scene, 2))
+        send(pool.join(session), scene, 2)
+        session.commit()
+    assert scene.agree() == ([1, 2] if has_committed else [2])
+
+
+@pytest.mark.parametrize(("driver", "database"), [("psycopg", "postgresql"), ("pysqlite", "sqlite")])
+def test_after_a_recovery_of_its_ids_the_pool_goes_on(scene: Scene, engine: sa.Engine, pool: WriterPool[Any]) -> None:
+    """Each writer finds it out in a commit; on SQLite it claims its id after another one, which had locked the database."""
+    report = dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id)
+    assert not report.failed
+    done = []
+    for number in range(8):
+        with Session(engine) as session:
+            session.execute(INSERT, row(scene, number))
+            send(pool.join(session), scene, number)
+            try:
+                session.commit()
+            except (dualwrite.FencedError, dualwrite.StoreCommitFailedError):
+                continue
+        done.append(number)
+    assert done == list(range(4 if engine.dialect.name == "sqlite" else 2, 8))
+    assert scene.agree() == done

@@ -201,9 +201,10 @@ class AsyncWriterPool(Generic[A]):
         """Send messages with a transaction that you begin and end yourself: see `WriterPool.join`.
 
         It is not awaited, and neither is `send` of what it returns. An AsyncSession or AsyncConnection does not block the loop
-        when it commits; a synchronous one would, and its commit is refused.
+        when it commits; a synchronous one would, and its commit is refused. May be called in any thread: a framework may run
+        its dependencies in one.
         """
-        self._check("join()")
+        self._check_nesting("join()")
         return self._pool.join(session)
 
     @overload

@@ -10,7 +10,7 @@ from weakref import ref
 
 from dualwrite import process
 from dualwrite.deadline import Limit
-from dualwrite.errors import UsageError, WriterClosedError
+from dualwrite.errors import StoreCommitFailedError, UsageError, WriterClosedError
 from dualwrite.kafka.base import GivenMessage, GroupMetadata, Message, progress_of
 from dualwrite.kafka.messages import checked
 from dualwrite.state import ConsumedOffset, PreparedTxnState
@@ -111,20 +111,31 @@ class JoinedOpenTransaction(OpenTransaction):
         self.offsets = [each for each in self.offsets if savepoint not in each[2]]
 
 
+def claimed_first(transactional_id: str) -> StoreCommitFailedError:
+    """The error for a transaction that was rolled back, so that its writer could claim its id."""
+    return StoreCommitFailedError(
+        "The writer had to claim its id first; both sides are rolled back.",
+        transactional_id=transactional_id,
+        cause="another process had recovered it, or its last transaction was in doubt; and SQLite has one write lock for the "
+        "whole file, which this transaction had",
+        next_step="run the whole transaction again: the id is claimed now",
+    )
+
+
 class Joining:
     """The transactions of a pool that its users begin.
 
     Args:
         prefix: Of the pool.
         store: Of the pool.
-        writer: Checks out a writer, within a limit or the pool's own.
+        writer: Checks out a writer to commit a user's transaction, within a limit or the pool's own.
     """
 
     def __init__(
         self,
         prefix: str,
         store: TxnStateStore,
-        writer: Callable[[Limit | None], AbstractContextManager[DualWriter[Any]]],
+        writer: Callable[[UsersTransaction, Limit | None], AbstractContextManager[DualWriter[Any]]],
     ) -> None:
         self._prefix = prefix
         self._store = store
@@ -184,7 +195,7 @@ class Joining:
         if not joined.has_content:
             users.commit()
             return
-        with self._writer(timeout) as writer, writer.joined_transaction(users) as begun:
+        with self._writer(users, timeout) as writer, writer.joined_transaction(users) as begun:
             joined.transactional_id = begun.transactional_id
             joined.pass_on(begun)
         joined.state, joined.outcome = begun.state, begun.outcome

@@ -22,7 +22,7 @@ from dualwrite.observability.outages import database_at
 from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls, in_callback
 from dualwrite.pool.group import SavepointPolicy, Shared
-from dualwrite.pool.joining import Joining
+from dualwrite.pool.joining import Joining, claimed_first
 from dualwrite.pool.pool_ids import Adoption, FixedIds, Ids, LeasedIds
 from dualwrite.pool.scaling import LEAST, PoolOptions, Scaler
 from dualwrite.pool.upkeep import Upkeep
@@ -32,6 +32,7 @@ from dualwrite.recipe.journaling import Keeper
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.settings import Settings, check_seconds
 from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.store_transaction import UsersTransaction
 from dualwrite.transaction import H, Transaction, opened
 from dualwrite.transactional import name_of, repeated
 from dualwrite.writer import DualWriter
@@ -500,14 +501,29 @@ class WriterPool(Generic[H]):
         return self._joining.on_async_connection(connection, self._limit(timeout))
 
     @contextmanager
-    def _writer_for_users(self, timeout: Limit | None) -> Iterator[DualWriter[H]]:
+    def _writer_for_users(self, users: UsersTransaction, timeout: Limit | None) -> Iterator[DualWriter[H]]:
         """A writer for the commit of a transaction that the user has begun."""
         check_may_block("commit()", "an asynchronous session or connection: `await session.commit()`")
         self._check("commit()")
-        doing = "a transaction on the user's connection"
-        with self._scaler.own_transaction(), self._writers.checked_out(doing, self._limit(timeout)) as writer:
+        is_rolled_back = False
+
+        def roll_back() -> None:
+            nonlocal is_rolled_back
+            users.roll_back()
+            is_rolled_back = True
+
+        doing, limit = "a transaction on the user's connection", self._limit(timeout)
+        before_claiming = roll_back if self._store.is_local else None  # SQLite has one lock, which the transaction may have
+        with (
+            self._scaler.own_transaction(),
+            self._writers.checked_out(doing, limit, before_claiming=before_claiming) as writer,
+        ):
             if self._is_closed:
                 raise closed(self._prefix)
+            if is_rolled_back:
+                with contextlib.suppress(DualWriteError), writer.checked_transaction():
+                    pass  # it recovers what it has to
+                raise claimed_first(writer.transactional_id)
             yield writer
 
     # --- its size -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -77,8 +77,12 @@ class Writers:
         self._free.put(writer)
 
     @contextmanager
-    def checked_out(self, doing: str, deadline: Deadline | None = None) -> Iterator[DualWriter[Any]]:
+    def checked_out(
+        self, doing: str, deadline: Deadline | None = None, *, before_claiming: Callable[[], None] | None = None
+    ) -> Iterator[DualWriter[Any]]:
         """Check out a writer for one transaction, as soon as one is free; errors of others that wait tell what it is `doing`.
+
+        `before_claiming` is called if the writer has to claim its id again.
 
         Raises:
             PoolTimeoutError: No writer was free within the limit.
@@ -86,6 +90,8 @@ class Writers:
             DualWriteError: No writer is left, and opening another one failed with this error.
         """
         writer = self._acquire(doing, deadline)
+        if before_claiming is not None and writer.phase is not Phase.READY:
+            before_claiming()
         while not self._is_ours(writer):
             writer = self._acquire(doing, deadline)
         try:

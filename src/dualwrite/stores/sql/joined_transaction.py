@@ -44,17 +44,25 @@ class UsersConnection:
     Args:
         dialect: SQLAlchemy's, for that driver.
         pooled: The connection as SQLAlchemy's pools lend it; or as `raw_connections` does, which alone has `begin`.
+        invalidate: Closes it, whatever its transaction does.
         run: Runs what uses the connection, and returns its result: here and now, unless it belongs to an event loop.
     """
 
-    def __init__(self, dialect: Dialect, pooled: Any, run: Callable[[Callable[[], Any]], Any] = lambda step: step()) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        pooled: Any,
+        invalidate: Callable[[], None],
+        run: Callable[[Callable[[], Any]], Any] = lambda step: step(),
+    ) -> None:
         self.dialect = dialect
         self._pooled = pooled
+        self._invalidate = invalidate
         self._run = run
 
     def through(self, run: Callable[[Callable[[], Any]], Any]) -> UsersConnection:
         """The same connection, for a thread that must not use it itself."""
-        return UsersConnection(self.dialect, self._pooled, run)
+        return UsersConnection(self.dialect, self._pooled, self._invalidate, run)
 
     def run(self, step: Callable[[], T]) -> T:
         """Run a step that uses the connection."""
@@ -92,8 +100,8 @@ class UsersConnection:
             self.close()
 
     def close(self) -> None:
-        """Close the connection, whatever its transaction does; SQLAlchemy makes another one for the next transaction."""
-        self.run(lambda: quietly(self._pooled.invalidate))
+        """Close the connection, whatever its transaction does."""
+        self.run(lambda: quietly(self._invalidate))
 
 
 _engines: Final[WeakKeyDictionary[Dialect, dict[int, Engine]]] = WeakKeyDictionary()

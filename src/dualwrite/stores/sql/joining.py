@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from sqlalchemy import Connection, TwoPhaseTransaction, event
 
-from dualwrite.errors import UsageError
+from dualwrite.errors import AfterCommitError, UsageError
 from dualwrite.stores.sql.greenlets import in_thread
 from dualwrite.stores.sql.joined_transaction import UsersConnection, in_autocommit
 from dualwrite.stores.store_transaction import JoinedUnit
@@ -157,7 +157,7 @@ class _OnConnection:
 
 
 def _commit(connection: Connection, unit: JoinedUnit) -> None:
-    users = UsersConnection(connection.dialect, connection.connection)
+    users = UsersConnection(connection.dialect, connection.connection, connection.invalidate)
     try:
         _check(connection)
         if connection.dialect.is_async:
@@ -167,6 +167,17 @@ def _commit(connection: Connection, unit: JoinedUnit) -> None:
     except BaseException:
         users.roll_back()  # or else the next user of the connection would commit what is refused here
         raise
+    if connection.invalidated:  # the outcome of COMMIT was unknown, and the row has told it
+        raise _committed_and_closed()
+
+
+def _committed_and_closed() -> AfterCommitError:
+    """The error for a connection on which SQLAlchemy can't end its transaction any more."""
+    return AfterCommitError(
+        "The transaction has committed on both sides, and its connection was lost, or did not answer the COMMIT.",
+        cause="SQLAlchemy can't go on with the connection, which is closed",
+        next_step="don't repeat the transaction; call rollback() on the session, or close it, to go on with another connection",
+    )
 
 
 def _savepoints_of(found: Session | Connection) -> frozenset[Hashable]:

@@ -129,7 +129,8 @@ def users_connection(raw: Any) -> UsersConnection:
         adapted = getattr(import_module(module), name)(dialect.loaded_dbapi, raw)
         if driver.dialect.endswith("asyncpg"):
             adapted.autocommit = True  # else it would begin a transaction inside the user's
-    return UsersConnection(dialect, _Lent(raw, adapted, driver))
+    lent = _Lent(raw, adapted, driver)
+    return UsersConnection(dialect, lent, lent.invalidate)
 
 
 @cache
