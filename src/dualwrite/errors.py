@@ -459,6 +459,7 @@ class PrefixLeasedError(DualWriteError):
 class AfterCommitError(DualWriteError):
     """The transaction committed, and a listener of the ORM session's `after_commit` event raised an error.
 
+    Or it was committed on a session of the user's whose connection was lost then, so that the session can't go on with it.
     Don't repeat the transaction. The listener's error is the `__cause__`.
     """
 

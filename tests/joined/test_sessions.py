@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ import dualwrite
 from crash.scene import Scene
 from dualwrite import WriterPool
 from dualwrite.stores.sql.joined_transaction import JoinedTransaction
+from dualwrite.testing import failpoints
 from joined.own_sessions import DATABASE, INSERT, SYNC, own_engine, row, send
 from pool.pool_scene import open_pool
 
@@ -259,3 +261,45 @@ def test_after_a_recovery_of_its_ids_the_pool_goes_on(scene: Scene, engine: sa.E
         done.append(number)
     assert done == list(range(4 if engine.dialect.name == "sqlite" else 2, 8))
     assert scene.agree() == done
+
+
+@pytest.mark.parametrize(
+    ("driver", "database", "isolation"),
+    [
+        ("psycopg", "postgresql", "REPEATABLE READ"),
+        ("psycopg2", "postgresql", "REPEATABLE READ"),
+        ("psycopg", "postgresql", "READ COMMITTED"),
+        ("pymysql", "mariadb", "REPEATABLE READ"),
+    ],
+)
+def test_a_transaction_that_is_older_than_a_claim_sends_nothing(
+    scene: Scene, driver: str, pool: WriterPool[Any], isolation: Any
+) -> None:
+    """Rule F2: what it reads may be older, too."""
+    with own_engine(scene, driver, isolation_level=isolation) as engine, Session(engine) as session:
+        session.execute(INSERT, row(scene, 1))
+        session.execute(sa.text("SELECT count(*) FROM kafka_transaction_state")).all()
+        assert not dualwrite.recover(scene.events.database, kafka=scene.settings, prefix=scene.transactional_id).failed
+        send(pool.join(session), scene, 1)
+        sent = mock.Mock()
+        with failpoints.armed("after_send", sent), pytest.raises((dualwrite.FencedError, dualwrite.StoreCommitFailedError)):
+            session.commit()
+        assert not sent.called
+    assert scene.agree() == []
+
+
+@on_postgresql
+def test_a_commit_that_does_not_begin_leaves_no_open_transaction(scene: Scene, driver: str) -> None:
+    """SQLAlchemy gives the connection back to its pool as it is; and many only close their sessions after an error."""
+    with own_engine(scene, driver, pool_size=1, max_overflow=0) as engine:
+        with Session(engine) as session:
+            session.execute(INSERT, row(scene, 1))
+            with open_pool(scene) as pool:
+                send(pool.join(session), scene, 1)
+            with pytest.raises(dualwrite.WriterClosedError):
+                session.commit()
+        with Session(engine) as session:
+            session.execute(INSERT, row(scene, 2))
+            session.commit()
+    assert scene.events.numbers(scene.transactional_id) == [2]
+    assert scene.messages() == []

@@ -178,8 +178,8 @@ class Scene:
         requests: A writer only requests Kafka's commit, and reads the answer before its next transaction
             (`acknowledge="decided"`).
         republish: Everybody publishes lost transactions again, unless it "reports" them.
-        joins: A writer's database transaction is one of the user's, which may be old: its state is recorded, and
-            its fencing token checked, before the first message, and whether the COMMIT follows is up to the user (native).
+        joins: A writer's database transaction is one of the user's, which may be old: its fencing token is checked, under the
+            lock of the row, before the first message.
         is_ordered: The order of the messages is compared with that of the database transactions.
     """
 

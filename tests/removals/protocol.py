@@ -34,6 +34,13 @@ PROTOCOL: Final = (
         ("crash/test_traces.py::test_f1_a_recoverer_with_a_stale_state_does_not_touch_its_successors_transaction",),
     ),
     Removal(
+        "F2 a transaction that its user has begun checks the fencing token under the row's lock",
+        "stores/sql/postgresql_outgoing.py",
+        'query = f"{self._check_of(text, mark)} FOR UPDATE"',
+        "query = self._check_of(text, mark)",
+        ("joined/test_sessions.py::test_a_transaction_that_is_older_than_a_claim_sends_nothing",),
+    ),
+    Removal(
         "F2 a transaction begins with a check of the fencing token",
         "stores/sql/sql_transaction.py",
         "current.fence != self._claim.fence:\n            raise self._errors.fenced(current)\n        self._store",
