@@ -38,7 +38,7 @@ from dualwrite.errors import NestedTransactionError, UsageError
 from dualwrite.observability.health import CHECK_LIMIT, PoolHealth
 from dualwrite.observability.readings import Reading
 from dualwrite.opening import Database
-from dualwrite.pool.pool import BoundPool, WriterPool
+from dualwrite.pool.pool import BoundPool, WriterPool, joining
 from dualwrite.pool.scaling import PoolOptions
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
@@ -235,7 +235,7 @@ class AsyncWriterPool(Generic[A]):
         """
         self._check("transaction()")
         if connection is not None:
-            return self._pool.on_async_connection(connection, timeout=timeout)
+            return joining(self._pool).on_async_connection(connection, timeout)
         return self._transaction(timeout)
 
     @asynccontextmanager

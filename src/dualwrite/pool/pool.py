@@ -9,7 +9,7 @@ import functools
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -494,12 +494,6 @@ class WriterPool(Generic[H]):
         self._check("join()")
         return self._joining.joined(session)
 
-    def on_async_connection(
-        self, connection: Any, *, timeout: float | None = None
-    ) -> AbstractAsyncContextManager[Transaction[Any]]:
-        """See `AsyncWriterPool.transaction`."""
-        return self._joining.on_async_connection(connection, self._limit(timeout))
-
     @contextmanager
     def _writer_for_users(self, users: UsersTransaction, timeout: Limit | None) -> Iterator[DualWriter[H]]:
         """A writer for the commit of a transaction that the user has begun."""
@@ -672,3 +666,8 @@ class WriterPool(Generic[H]):
                 )
         if self._is_closed and not also_closed:
             raise closed(self._prefix)
+
+
+def joining(pool: WriterPool[Any]) -> Joining:
+    """A pool's transactions that its users begin."""
+    return pool._joining  # noqa: SLF001  (not a property: users would see it)
