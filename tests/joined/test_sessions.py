@@ -303,3 +303,22 @@ def test_a_commit_that_does_not_begin_leaves_no_open_transaction(scene: Scene, d
             session.commit()
     assert scene.events.numbers(scene.transactional_id) == [2]
     assert scene.messages() == []
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "READ COMMITTED"])
+@pytest.mark.parametrize(("driver", "database"), [("pymysql", "mariadb")])
+def test_a_snapshot_that_is_older_than_the_writers_last_transaction(
+    scene: Scene, driver: str, pool: WriterPool[Any], isolation: Any
+) -> None:
+    """From MariaDB 11.6 on, such a row can't be locked by default."""
+    on = {"init_command": "SET SESSION innodb_snapshot_isolation=ON"}
+    with own_engine(scene, driver, isolation_level=isolation, connect_args=on) as engine:
+        sessions = [Session(engine) for _ in range(10)]  # more than the rows of the two writers and their lanes
+        for number, session in enumerate(sessions):
+            session.execute(sa.text("SELECT * FROM kafka_transaction_state")).all()
+            session.execute(INSERT, row(scene, number))
+            send(pool.join(session), scene, number)
+        for session in sessions:
+            session.commit()
+            session.close()
+    assert scene.agree() == list(range(10))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Dialect, Engine, Update, make_url, update
+from sqlalchemy import Dialect, Engine, Update, event, make_url, update
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import greenlet_spawn
 
@@ -85,11 +86,14 @@ class UsersConnection:
     def own(self, context: StoreContext) -> OwnConnection:
         """A connection for our statements, which none of the user's listeners sees."""
         engines = _engines.setdefault(self.dialect, {})
-        engine = engines.get(id(context.home))
+        key = id(context.home), _may_isolate_snapshots(self._pooled)
+        engine = engines.get(key)
         if engine is None:
             pool = NullPool(_refuse_to_connect, dialect=self.dialect)
-            bare = Engine(pool, self.dialect, make_url(f"{self.dialect.name}://"))
-            engine = engines[id(context.home)] = with_home(bare, context.home)
+            engine = with_home(Engine(pool, self.dialect, make_url(f"{self.dialect.name}://")), context.home)
+            if key[1]:
+                event.listen(engine, "before_cursor_execute", _see_newest, retval=True)
+            engines[key] = engine
         return OwnConnection(engine, self._pooled)
 
     def commit(self) -> None:
@@ -104,8 +108,24 @@ class UsersConnection:
         self.run(lambda: quietly(self._invalidate))
 
 
-_engines: Final[WeakKeyDictionary[Dialect, dict[int, Engine]]] = WeakKeyDictionary()
+_engines: Final[WeakKeyDictionary[Dialect, dict[tuple[int, bool], Engine]]] = WeakKeyDictionary()
 """Of our statements on the users' connections: without pools, and without the users' listeners; by the home that each keeps."""
+
+
+def _may_isolate_snapshots(pooled: Any) -> bool:
+    """Whether the server is a MariaDB with `innodb_snapshot_isolation`, which is on by default from 11.6.2 on.
+
+    Under REPEATABLE READ it refuses to lock a row that has changed since the transaction's first SELECT: our row does so with
+    each transaction of its writer.
+    """
+    server_info = getattr(pooled.driver_connection, "get_server_info", None)
+    text = str(server_info()) if server_info is not None else ""
+    version = re.search(r"(\d+)\.(\d+)\.(\d+)-MariaDB", text)
+    return version is not None and tuple(map(int, version.groups())) >= (11, 4, 2)
+
+
+def _see_newest(_connection: object, _cursor: object, statement: str, parameters: Any, _context: object, many: bool) -> Any:
+    return statement if many else f"SET STATEMENT innodb_snapshot_isolation=OFF FOR {statement}", parameters
 
 
 def _refuse_to_connect() -> NoReturn:
