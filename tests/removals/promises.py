@@ -449,8 +449,8 @@ PROMISES: Final = (
     Removal(
         "the handle of a transaction has the database's type",
         "api.py",
-        "def connect(database: URL | Engine, **options: Unpack[ConnectOptions]) -> DualWriter[Connection]: ...",
-        "def connect(database: URL | Engine, **options: Unpack[ConnectOptions]) -> DualWriter[Any]: ...",
+        "def connect(database: URL | Engine | AsyncEngine, **options: Unpack[ConnectOptions]) -> DualWriter[Connection]: ...",
+        "def connect(database: URL | Engine | AsyncEngine, **options: Unpack[ConnectOptions]) -> DualWriter[Any]: ...",
         ("typing/test_typing.py::test_a_type_checker_finds_exactly_the_wrong_names",),
     ),
     Removal(
