@@ -121,7 +121,7 @@ Limit = float | Deadline
 """Seconds from the call on, or a deadline that has already started."""
 
 
-def check_may_block(what: str, instead: str) -> None:
+def check_may_block(what: str, instead: str, *, next_step: str | None = None) -> None:
     """Check that no event loop runs in this thread, or that nobody else waits for it, as in an interactive session.
 
     The cells of a notebook run inside the kernel's event loop, and so does what is typed into `python -m asyncio`: there the
@@ -130,6 +130,7 @@ def check_may_block(what: str, instead: str) -> None:
     Args:
         what: The call, for the message.
         instead: The same call with `dualwrite.aio`.
+        next_step: What to do, if that is something else.
 
     Raises:
         UsageError: A loop runs, and the session is not interactive.
@@ -143,5 +144,6 @@ def check_may_block(what: str, instead: str) -> None:
     raise UsageError(
         f"{what} would block the event loop that runs in this thread.",
         cause="it was called in a coroutine, or in a callback of the loop; every other task would wait for the commit",
-        next_step=f"use dualwrite.aio: {instead}; or call a plain function that does it: await asyncio.to_thread(function)",
+        next_step=next_step
+        or f"use dualwrite.aio: {instead}; or call a plain function that does it: await asyncio.to_thread(function)",
     )

@@ -138,8 +138,14 @@ def newest() -> str:
     return revision
 
 
-def sql(database: str | URL, revision: str = "head", *, schema: str | None = None) -> str:
+def sql(database: str | URL, revision: str = "head", *, schema: str | None = None, downgrades: bool = False) -> str:
     """The SQL that `upgrade` would run on an empty database, to be run by other means. Does not connect to the database.
+
+    Args:
+        database: A URL as for the store.
+        revision: As for `upgrade`; or a range, `0001:0002`.
+        schema: As for `upgrade`.
+        downgrades: What `downgrade` would run, for a range such as `0001:base`.
 
     Raises:
         ConfigurationError: There is no such revision, or no store for the URL.
@@ -153,7 +159,7 @@ def sql(database: str | URL, revision: str = "head", *, schema: str | None = Non
     config.output_buffer = text
     config.set_main_option("sqlalchemy.url", url.set(password=None).render_as_string().replace("%", "%%"))
     with _one_at_a_time, _revision_checked(revision):
-        command.upgrade(config, revision, sql=True)
+        (command.downgrade if downgrades else command.upgrade)(config, revision, sql=True)
     return text.getvalue()
 
 

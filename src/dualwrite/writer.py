@@ -142,6 +142,11 @@ class DualWriter(Generic[H]):
         return self._lanes.phase
 
     @property
+    def must_claim(self) -> bool:
+        """Whether the next transaction begins with a claim in the database, as far as that is known."""
+        return self._lanes.must_claim
+
+    @property
     def recovery_report(self) -> RecoveryReport:
         """What the last opening found and resolved, lane by lane."""
         return self._lanes.report

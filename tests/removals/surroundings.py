@@ -511,7 +511,7 @@ SURROUNDINGS: Final[tuple[Removal, ...]] = (
         text='        path = scope.get("app_root_path", root) + path',
         without="        pass",
         tests=(
-            "console/test_command.py::test_a_mounted_page_below_a_proxy_s_path",  # first: the other one leaves sockets open then
+            "console/test_command.py::test_a_mounted_page_below_a_proxy_s_path",  # first: the other leaves sockets open
             "console/test_command.py::test_the_page_works_at_a_path_of_a_proxy_and_beside_it",
         ),
         hangs=True,

@@ -13,8 +13,8 @@ from fixtures.tables import table
 
 OF_A_TRANSACTION = {"db", "outcome", "send", "send_many", "send_offsets", "session", "state", "transactional_id"}
 
-ONLY_SYNC = {"submit"}
-"""A coroutine makes a task of `run` instead."""
+ONLY_SYNC = {"submit", "unit_on"}
+"""A coroutine makes a task of `run` instead; frameworks that need `unit_on` have blocking connections."""
 
 
 def names(seen: object) -> set[str]:

@@ -15,6 +15,7 @@ from dualwrite.kafka.base import GivenMessage, GroupMetadata, Message, progress_
 from dualwrite.kafka.messages import checked
 from dualwrite.state import ConsumedOffset, PreparedTxnState
 from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.positions import Move, Positions
 from dualwrite.stores.store_transaction import UsersTransaction
 from dualwrite.transaction import OpenTransaction, Transaction
 from dualwrite.writer import DualWriter
@@ -47,6 +48,7 @@ class JoinedOpenTransaction(OpenTransaction):
         self.state: PreparedTxnState | None = None
         self.messages: list[tuple[Message, Savepoints]] = []
         self.offsets: list[tuple[list[ConsumedOffset], GroupMetadata, Savepoints]] = []
+        self.moves: list[tuple[Positions, str, list[Move], Savepoints]] = []
         self._commit = commit
         self._savepoints = savepoints
         self._handle = handle
@@ -76,12 +78,17 @@ class JoinedOpenTransaction(OpenTransaction):
         positions, group = progress_of(consumer, offsets)
         self.offsets.append((list(positions), group, self._savepoints()))
 
+    def move_positions(self, positions: Positions, group_id: str, moves: Iterable[Move]) -> None:
+        """The positions are moved when the user commits, before the transaction is recorded."""
+        self._check()
+        self.moves.append((positions, group_id, list(moves), self._savepoints()))
+
     def _check(self) -> None:
         if not self._open:
             raise WriterClosedError(
                 "The transaction that was joined has ended.",
                 transactional_id=self.transactional_id,
-                next_step="join the next one: tx = pool.join(session)",
+                next_step="send inside the block; or join the next transaction: tx = pool.join(session)",
             )
         if process.pid != self._pid:
             process.check_not_forked("the transaction", self._pid, self.transactional_id)
@@ -92,6 +99,8 @@ class JoinedOpenTransaction(OpenTransaction):
             begun.send_messages([message for message, _ in self.messages])
         for positions, group, _ in self.offsets:
             begun.send_positions(positions, group)
+        for kept, group_id, moves, _ in self.moves:
+            begun.move_positions(kept, group_id, moves)
 
     # --- for the store ----------------------------------------------------------------------------------------------------
 
@@ -101,7 +110,7 @@ class JoinedOpenTransaction(OpenTransaction):
 
     @property
     def has_content(self) -> bool:
-        return bool(self.messages or self.offsets)
+        return bool(self.messages or self.offsets or self.moves)
 
     def commit(self, connection: UsersTransaction) -> None:
         self._commit(connection, self)
@@ -109,6 +118,54 @@ class JoinedOpenTransaction(OpenTransaction):
     def forget_since(self, savepoint: Hashable) -> None:
         self.messages = [each for each in self.messages if savepoint not in each[1]]
         self.offsets = [each for each in self.offsets if savepoint not in each[2]]
+        self.moves = [each for each in self.moves if savepoint not in each[3]]
+
+
+class UsersUnit:
+    """Messages that commit with a transaction that a framework has begun on a driver's connection; see `WriterPool.unit_on`.
+
+    Attributes:
+        tx: What the user's code sends with.
+    """
+
+    def __init__(self, joined: JoinedOpenTransaction, users: UsersTransaction) -> None:
+        self.tx: Transaction[Any] = Transaction(joined)
+        self._joined = joined
+        self._users = users
+
+    @property
+    def has_content(self) -> bool:
+        """Whether there is something to commit besides the database's transaction."""
+        return self._joined.has_content
+
+    @property
+    def messages(self) -> list[Message]:
+        """What was sent, without what belongs to savepoints that were forgotten."""
+        return [message for message, _ in self._joined.messages]
+
+    def forget_since(self, savepoint: Hashable) -> None:
+        """Forget what was sent inside this savepoint, which was rolled back."""
+        self._joined.forget_since(savepoint)
+
+    def commit(self) -> None:
+        """Commit both sides whole: the framework's own COMMIT then finds no transaction. The unit ends.
+
+        After an error both sides are rolled back; or the outcome is unknown, and the connection is closed.
+
+        Raises:
+            DualWriteError: As for `WriterPool.transaction`.
+        """
+        try:
+            self._joined.commit(self._users)
+        except BaseException:
+            self._users.roll_back()
+            raise
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End the unit; what was not committed is forgotten. Idempotent."""
+        self._joined.end()
 
 
 def claimed_first(transactional_id: str) -> StoreCommitFailedError:
@@ -174,8 +231,19 @@ class Joining:
         finally:
             joined.end()
 
+    def unit_on(self, connection: Any, savepoints: Callable[[], Savepoints], handle: Callable[[], Any] | None) -> UsersUnit:
+        """See `WriterPool.unit_on`."""
+        users, joined = self._begun(connection, None, is_async=False, savepoints=savepoints, handle=handle)
+        return UsersUnit(joined, users)
+
     def _begun(
-        self, connection: Any, timeout: Limit | None, *, is_async: bool
+        self,
+        connection: Any,
+        timeout: Limit | None,
+        *,
+        is_async: bool,
+        savepoints: Callable[[], Savepoints] = frozenset,
+        handle: Callable[[], Any] | None = None,
     ) -> tuple[UsersTransaction, JoinedOpenTransaction]:
         users = self._store.users_connection(connection)
         if users.is_async and not is_async:
@@ -189,7 +257,7 @@ class Joining:
                 next_step="use a connection of asyncpg, psycopg (AsyncConnection) or aiosqlite; or a blocking pool in a thread",
             )
         commit = partial(self._commit, timeout)
-        return users, JoinedOpenTransaction(self._prefix, commit, savepoints=frozenset, handle=lambda: connection)
+        return users, JoinedOpenTransaction(self._prefix, commit, savepoints, handle or (lambda: connection))
 
     def _commit(self, timeout: Limit | None, users: UsersTransaction, joined: JoinedOpenTransaction) -> None:
         if not joined.has_content:

@@ -22,7 +22,7 @@ from dualwrite.observability.outages import database_at
 from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls, in_callback
 from dualwrite.pool.group import SavepointPolicy, Shared
-from dualwrite.pool.joining import Joining, claimed_first
+from dualwrite.pool.joining import Joining, Savepoints, UsersUnit, claimed_first
 from dualwrite.pool.pool_ids import Adoption, FixedIds, Ids, LeasedIds
 from dualwrite.pool.scaling import LEAST, PoolOptions, Scaler
 from dualwrite.pool.upkeep import Upkeep
@@ -493,6 +493,25 @@ class WriterPool(Generic[H]):
         """
         self._check("join()")
         return self._joining.joined(session)
+
+    def unit_on(
+        self, connection: Any, *, savepoints: Callable[[], Savepoints] = frozenset, handle: Callable[[], Any] | None = None
+    ) -> UsersUnit:
+        """For integrations of frameworks that begin and end transactions themselves: a unit of the one on this connection.
+
+        Call `commit` of the unit where the framework would send its COMMIT, and `end` wherever the transaction ends.
+
+        Args:
+            connection: As for `transaction`, but a transaction has begun on it.
+            savepoints: Those that the transaction is in now, as `UsersUnit.forget_since` gets them.
+            handle: Returns `tx.db`; None: the connection.
+
+        Raises:
+            UsageError: It is not a connection of a blocking driver that dualwrite knows.
+            WriterClosedError: The pool is closed.
+        """
+        self._check("unit_on()")
+        return self._joining.unit_on(connection, savepoints, handle)
 
     @contextmanager
     def _writer_for_users(self, users: UsersTransaction, timeout: Limit | None) -> Iterator[DualWriter[H]]:

@@ -90,7 +90,7 @@ class Writers:
             DualWriteError: No writer is left, and opening another one failed with this error.
         """
         writer = self._acquire(doing, deadline)
-        if before_claiming is not None and writer.phase is not Phase.READY:
+        if before_claiming is not None and writer.must_claim:
             before_claiming()
         while not self._is_ours(writer):
             writer = self._acquire(doing, deadline)

@@ -189,6 +189,11 @@ class Lane(WriterState):
         self.ownership.adopt(claim)
         self.advance(Change.CLAIMED)
 
+    @property
+    def goes_on_without_kafka(self) -> bool:
+        """Whether `make_ready_without_kafka` would do nothing."""
+        return self.phase is Phase.READY or (self.phase, self.way) == (Phase.NEEDS_RECOVERY, Way.DETOUR)
+
     def make_ready_without_kafka(self) -> None:
         """Before a transaction that will send nothing to Kafka, which is not asked.
 
@@ -197,7 +202,7 @@ class Lane(WriterState):
 
         Raises: as for `Ownership.make_claim`.
         """
-        if self.phase is Phase.READY or (self.phase, self.way) == (Phase.NEEDS_RECOVERY, Way.DETOUR):
+        if self.goes_on_without_kafka:
             return
         if self.phase is Phase.CONFIRMING:
             self.ended(BrokerUnavailableError("Kafka has not confirmed the commit."), is_in_doubt=True)

@@ -122,6 +122,13 @@ class Lanes:
         return not phases.isdisjoint(MUST_RECOVER) and Phase.FENCED not in phases
 
     @property
+    def must_claim(self) -> bool:
+        """Whether the next transaction begins with a claim in the database, as far as that is known."""
+        if self._journal is not None and self._journal.is_open:
+            return not (self._are_claimed and self._lanes[self._turn].goes_on_without_kafka)
+        return self.phase is not Phase.READY
+
+    @property
     def are_closed(self) -> bool:
         """Whether every lane is closed."""
         return all(lane.phase is Phase.CLOSED for lane in self._lanes)

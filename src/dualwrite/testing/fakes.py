@@ -13,7 +13,7 @@ does, and not what Kafka does with it: no topic is missing, and nothing is too l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, cast, overload
 
@@ -54,6 +54,7 @@ class FakeTransaction(Transaction[H]):
         session: With an Engine, what sessions are made from; see SqlStateStore. Otherwise, what becomes `tx.session`.
         transactional_id: The writer's id.
         outcome: What `tx.outcome` is after the block.
+        savepoints: The savepoints that the transaction is in now; see `forget_since`.
     """
 
     @overload
@@ -64,20 +65,33 @@ class FakeTransaction(Transaction[H]):
         session: SessionSource | None = ...,
         transactional_id: str = ...,
         outcome: Outcome = ...,
+        savepoints: Callable[[], frozenset[Hashable]] = ...,
     ) -> None: ...
 
     @overload
     def __init__(
-        self, db: H = ..., *, session: Session | None = ..., transactional_id: str = ..., outcome: Outcome = ...
+        self,
+        db: H = ...,
+        *,
+        session: Session | None = ...,
+        transactional_id: str = ...,
+        outcome: Outcome = ...,
+        savepoints: Callable[[], frozenset[Hashable]] = ...,
     ) -> None: ...
 
     def __init__(
-        self, db: Any = None, *, session: Any = None, transactional_id: str = "fake", outcome: Outcome = "published"
+        self,
+        db: Any = None,
+        *,
+        session: Any = None,
+        transactional_id: str = "fake",
+        outcome: Outcome = "published",
+        savepoints: Callable[[], frozenset[Hashable]] = frozenset,
     ) -> None:
         self._database: FakeStoreTransaction = (
             OnEngine(db, session, transactional_id) if isinstance(db, Engine) else GivenHandle(db, session)
         )
-        self._recorder = _Recorder()
+        self._recorder = _Recorder(savepoints)
         self._outcome_at_end = outcome
         producer = cast("TransactionalProducer", self._recorder)  # it has what is used before the prepare
         super().__init__(OpenTransaction(transactional_id, self._database, producer, timeout=0))
@@ -85,7 +99,7 @@ class FakeTransaction(Transaction[H]):
     @property
     def sent(self) -> list[SentMessage]:
         """The messages that were sent, in order; none after a block that has failed, as consumers see none of them."""
-        return [_sent(message) for message in self._recorder.messages]
+        return [SentMessage.of(message) for message in self._recorder.messages]
 
     @property
     def sent_offsets(self) -> dict[str, dict[tuple[str, int], int]]:
@@ -94,6 +108,10 @@ class FakeTransaction(Transaction[H]):
             group.group_id: {(one.topic, one.partition): one.offset for one in group.offsets}
             for group in self._recorder.offsets
         }
+
+    def forget_since(self, savepoint: Hashable) -> None:
+        """Forget the messages that were sent inside this savepoint, which was rolled back."""
+        self._recorder.forget_since(savepoint)
 
     def __enter__(self) -> Self:
         return self
@@ -145,7 +163,7 @@ class FakeAsyncTransaction(AsyncTransaction[A]):
     @property
     def sent(self) -> list[SentMessage]:
         """See `FakeTransaction.sent`."""
-        return [*self._fake.sent, *map(_sent, self._unsent)]
+        return [*self._fake.sent, *map(SentMessage.of, self._unsent)]
 
     @property
     def sent_offsets(self) -> dict[str, dict[tuple[str, int], int]]:
@@ -245,12 +263,21 @@ class FakeMessage:
 class _Recorder(Sending):
     """What a transaction uses of its producer until the prepare: messages are checked as producers do, and kept."""
 
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
+    def __init__(self, savepoints: Callable[[], frozenset[Hashable]] = frozenset) -> None:
+        self._kept: list[tuple[Message, frozenset[Hashable]]] = []
+        self._savepoints = savepoints
         self.offsets = SentOffsets()
 
+    @property
+    def messages(self) -> list[Message]:
+        return [message for message, _ in self._kept]
+
     def send_messages(self, messages: Iterable[GivenMessage]) -> None:
-        self.messages += map(checked, messages)
+        inside = self._savepoints()
+        self._kept += [(checked(message), inside) for message in messages]
+
+    def forget_since(self, savepoint: Hashable) -> None:
+        self._kept = [each for each in self._kept if savepoint not in each[1]]
 
     def send_offsets_to_transaction(self, offsets: Sequence[ConsumedOffset], group: GroupMetadata, *, timeout: float) -> None:
         del timeout
@@ -258,16 +285,5 @@ class _Recorder(Sending):
             self.offsets.add(group.group_id, offsets)
 
     def clear(self) -> None:
-        self.messages.clear()
+        self._kept.clear()
         self.offsets.clear()
-
-
-def _sent(message: Message) -> SentMessage:
-    return SentMessage(
-        topic=message.topic,
-        value=message.value,
-        key=message.key,
-        headers=tuple(message.headers or ()),
-        partition=message.partition,
-        timestamp=message.timestamp,
-    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+from dualwrite.kafka.base import Message
 from dualwrite.kafka.topic import K, Topic, V
 
 
@@ -29,6 +30,18 @@ class SentMessage:
     headers: tuple[tuple[str, bytes | None], ...] = ()
     partition: int | None = None
     timestamp: int | None = None
+
+    @classmethod
+    def of(cls, message: Message) -> Self:
+        """A message that was sent in a transaction."""
+        return cls(
+            topic=message.topic,
+            value=message.value,
+            key=message.key,
+            headers=tuple(message.headers or ()),
+            partition=message.partition,
+            timestamp=message.timestamp,
+        )
 
     @property
     def text(self) -> str | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -189,6 +190,11 @@ class JoinedTransaction(JournaledTransaction):
         if self._gate is not None:
             self._epoch = current.epoch or 0
         self.is_fence_checked = True
+
+    @contextmanager
+    def own_statements(self) -> Iterator[OwnConnection]:
+        """The connection, for statements of ours."""
+        yield self._connection
 
     @property
     def epoch(self) -> int:

@@ -151,6 +151,10 @@ class _Lent:
         self.info: dict[Any, Any] = {}
         self._driver = driver
 
+    def __getattr__(self, name: str) -> Any:
+        """As SQLAlchemy's own: dialects ask it whether the connection is closed, for example."""
+        return getattr(self.dbapi_connection, name)
+
     def cursor(self, *_: Any, **__: Any) -> Any:
         adapted = self.dbapi_connection
         return self._driver.cursor(adapted)

@@ -17,6 +17,7 @@ from dualwrite.stores.leases import Lease, LeaseStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions, in_order, moved
 from dualwrite.stores.rows import MAX_OWNER_LENGTH
 from dualwrite.stores.sql.dialect import ErrorClass
+from dualwrite.stores.sql.joined_transaction import JoinedTransaction
 from dualwrite.stores.sql.short import ShortTransactions, clock_column, database_clock
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
 from dualwrite.stores.sql.tables import begins_with_prefix, lease_table, position_table, prefix_parameters
@@ -179,7 +180,7 @@ class SqlPositions(Positions):
 
     def move(self, transaction: StoreTransaction, group_id: str, moves: Iterable[Move]) -> None:
         """An update whose condition does not hold changes no row; the primary key rejects a second insert."""
-        assert isinstance(transaction, SqlStoreTransaction)
+        assert isinstance(transaction, SqlStoreTransaction | JoinedTransaction)
         with transaction.own_statements() as connection:  # not tx.session: it would flush the user's objects, and costs more
             for one in in_order(moves):
                 try:

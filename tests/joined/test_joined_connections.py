@@ -162,3 +162,53 @@ def test_what_is_refused(scene: Scene, pool: WriterPool[Any]) -> None:
         assert not connection.closed
     with pytest.raises(dualwrite.UsageError, match="not a connection"):
         pool.transaction(connection=object()).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("how", "database"), [("psycopg", "postgresql"), ("pymysql", "mariadb"), ("sqlite3 in autocommit", "sqlite")]
+)
+def test_a_unit_of_a_transaction_that_a_framework_has_begun(scene: Scene, pool: WriterPool[Any], how: str) -> None:
+    inside: set[str] = set()
+    with closing(CONNECT[how][1](scene)) as connection:
+        for number, ends_by in enumerate(("commit", "end", "commit")):
+            if "autocommit" in how:
+                connection.execute("BEGIN")
+            unit = pool.unit_on(connection, savepoints=lambda: frozenset(inside), handle=lambda: "handle")
+            assert unit.tx.db == "handle"
+            write(connection, scene, number)
+            send(unit.tx, scene, number)
+            inside.add("savepoint")
+            send(unit.tx, scene, 100)
+            inside.clear()
+            unit.forget_since("savepoint")
+            assert (unit.has_content, len(unit.messages)) == (True, 1)
+            getattr(unit, ends_by)()
+            if ends_by == "end":
+                connection.rollback()
+            with pytest.raises(dualwrite.WriterClosedError):
+                send(unit.tx, scene, 101)
+        if "autocommit" in how:
+            connection.execute("BEGIN")
+        unit = pool.unit_on(connection)
+        unit.tx.send(scene.topic, b"x" * 1_100_000)
+        with pytest.raises(dualwrite.MessageTooLargeError):
+            unit.commit()
+        if how == "sqlite3 in autocommit":
+            assert not connection.in_transaction
+    assert scene.agree() == [0, 2]
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_connection_that_the_server_has_ended(scene: Scene, pool: WriterPool[Any]) -> None:
+    with closing(psycopg.connect(plain(scene))) as connection, scene.engine.connect() as other:
+        with pytest.raises(dualwrite.StoreUnavailableError), pool.transaction(connection=connection) as tx:
+            write_and_end(tx, scene, other)
+        assert connection.closed
+    assert scene.agree() == []
+
+
+def write_and_end(tx: Any, scene: Scene, other: sa.Connection) -> None:
+    """Write an event; then let the server end the session."""
+    write(tx.db, scene, 1)
+    send(tx, scene, 1)
+    other.exec_driver_sql(f"SELECT pg_terminate_backend({tx.db.info.backend_pid})")

@@ -1,0 +1,1 @@
+"""Backends of Django in whose transactions every block can send."""

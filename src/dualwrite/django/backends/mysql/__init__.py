@@ -1,0 +1,1 @@
+"""MariaDB and MySQL: Django's backend, with messages that commit with its transactions."""

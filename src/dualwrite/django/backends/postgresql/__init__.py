@@ -1,0 +1,1 @@
+"""PostgreSQL: Django's backend, with messages that commit with its transactions."""

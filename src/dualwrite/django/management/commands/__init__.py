@@ -1,0 +1,1 @@
+"""`manage.py dualwrite` and `manage.py dualwrite_consume`."""

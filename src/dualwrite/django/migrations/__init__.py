@@ -1,0 +1,1 @@
+"""dualwrite's tables, a migration for each of alembic's revisions."""
