@@ -105,6 +105,26 @@ def test_a_block_commits_both_or_neither(scene: Scene, pool: WriterPool[Any], ho
     assert scene.agree() == [1, 2, 5]
 
 
+@pytest.mark.parametrize(
+    ("how", "database"),
+    [(how, database) for how, (database, _) in CONNECT.items() if "autocommit" in how],
+)
+def test_a_block_that_has_ended_its_transaction_sends_nothing(scene: Scene, pool: WriterPool[Any], how: str) -> None:
+    def end(tx: Any) -> None:
+        write(tx.db, scene, 1)
+        send(tx, scene, 1)
+        tx.db.cursor().execute("COMMIT")
+
+    with closing(CONNECT[how][1](scene)) as connection:
+        with pytest.raises(dualwrite.TransactionControlError, match="WITHOUT"), pool.transaction(connection=connection) as tx:
+            end(tx)
+        with pool.transaction(connection=connection) as tx:
+            write(connection, scene, 2)
+            send(tx, scene, 2)
+    assert scene.events.numbers(scene.transactional_id) == [1, 2]
+    assert scene.messages() == [2]
+
+
 async def _asyncpg(scene: Scene) -> Any:
     return await asyncpg.connect(plain(scene))
 

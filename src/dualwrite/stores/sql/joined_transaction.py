@@ -81,6 +81,11 @@ class UsersConnection:
     def begin(self) -> None:
         self.run(self._pooled.begin)
 
+    @property
+    def was_ended(self) -> bool:
+        """Whether it is known that somebody has ended the transaction that `begin` has begun."""
+        return bool(getattr(self._pooled, "was_ended", False))
+
     async def awaited(self, work: Callable[[UsersConnection], T]) -> T:
         return await greenlet_spawn(in_thread, lambda run: work(self.through(run)))
 
@@ -177,6 +182,8 @@ class JoinedTransaction(JournaledTransaction):
             self._execute(self._lock, "checking the fence")
 
     def _lock(self) -> None:
+        if self._users.was_ended:
+            raise self._errors.ended_by_block()
         if self._users.dialect.name == "sqlite":
             self._connection.execute(_TAKE_WRITE_LOCK)
             if not pooled_connection(self._connection).driver_connection.in_transaction:

@@ -144,6 +144,7 @@ class _Lent:
     """What SQLAlchemy's connections expect of a connection that a pool has lent them."""
 
     is_valid = True
+    _has_sent_begin = False
 
     def __init__(self, raw: Any, adapted: Any, driver: Driver) -> None:
         self.driver_connection = raw
@@ -168,6 +169,7 @@ class _Lent:
             )
         if self._driver.in_autocommit(self.dbapi_connection):
             self._execute("BEGIN")
+            self._has_sent_begin = True
 
     def commit(self) -> None:
         """By a statement if the driver would do nothing: it does not know of the transaction."""
@@ -183,6 +185,11 @@ class _Lent:
             self._execute("ROLLBACK")
         else:
             self.dbapi_connection.rollback()
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether the transaction that was begun by a statement was ended by somebody else."""
+        return self._has_sent_begin and self._has_begun is False
 
     @property
     def _has_begun(self) -> bool | None:
