@@ -372,9 +372,9 @@ def test_the_handle_has_all_methods_of_the_sqlalchemy_class(name: str) -> None:
         assert inspect.iscoroutinefunction(getattr(ours, each)) == theirs[each] or each.startswith("stream"), each
 
 
-def test_an_async_url_is_explained(scene: Scene) -> None:
+def test_an_unknown_driver_is_explained(scene: Scene) -> None:
     async def main() -> None:
         with pytest.raises(dualwrite.ConfigurationError, match=r"psycopg"):
-            await aio.create_pool("postgresql+asyncpg://user@host/database", kafka=scene.settings, prefix="shop")
+            await aio.create_pool("postgresql+pg8000://user@host/database", kafka=scene.settings, prefix="shop")
 
     in_loop(main())

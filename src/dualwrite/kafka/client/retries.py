@@ -79,7 +79,7 @@ def repeated(
             if call is not None:
                 call.error = error
                 if isinstance(error, AnsweredError):
-                    call.began = time.monotonic()
+                    call.began = time.monotonic() + pauses.upcoming  # a pause of ours is no time without an answer
             if before is not None and isinstance(error, ConnectionLostError) and deadline.expired:
                 raise before from error
             before = error
