@@ -11,24 +11,22 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 from sqlalchemy import Dialect, Engine, Update, event, make_url, update
 from sqlalchemy.pool import NullPool
 from sqlalchemy.util import greenlet_spawn
 
 from dualwrite.errors import DualWriteError, StoreCommitFailedError, UsageError
-from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
-from dualwrite.stores.journal import JournaledTransaction, JournalEntry, is_open
+from dualwrite.state import Delivery, PreparedTxnState
+from dualwrite.stores.journal import JournalEntry
 from dualwrite.stores.rows import Claim
 from dualwrite.stores.sql.dialect import Fence, Mark, NotRecorded, Outgoing, StateRecord, driver_error, pooled_connection
 from dualwrite.stores.sql.greenlets import in_thread
 from dualwrite.stores.sql.home import OwnConnection, with_home
 from dualwrite.stores.sql.sql_context import NEWEST_CLAIM_AND_GATE, RecordStatements, StoreContext
 from dualwrite.stores.sql.sql_errors import TransactionErrors, quietly
-from dualwrite.stores.sql.sql_journal import insert_entries, switched
+from dualwrite.stores.sql.sql_journal import RecordingTransaction, switched
 from dualwrite.stores.sql.tables import state_table as t
 
 T = TypeVar("T")
@@ -91,15 +89,14 @@ class UsersConnection:
 
     def own(self, context: StoreContext) -> OwnConnection:
         """A connection for our statements, which none of the user's listeners sees."""
-        engines = _engines.setdefault(self.dialect, {})
-        key = id(context.home), _may_isolate_snapshots(self._pooled)
-        engine = engines.get(key)
+        key = self.dialect, _may_isolate_snapshots(self._pooled)
+        engine = context.users_engines.get(key)
         if engine is None:
             pool = NullPool(_refuse_to_connect, dialect=self.dialect)
             engine = with_home(Engine(pool, self.dialect, make_url(f"{self.dialect.name}://")), context.home)
             if key[1]:
                 event.listen(engine, "before_cursor_execute", _see_newest, retval=True)
-            engines[key] = engine
+            context.users_engines[key] = engine
         return OwnConnection(engine, self._pooled)
 
     def commit(self) -> None:
@@ -112,10 +109,6 @@ class UsersConnection:
     def close(self) -> None:
         """Close the connection, whatever its transaction does."""
         self.run(lambda: quietly(self._invalidate))
-
-
-_engines: Final[WeakKeyDictionary[Dialect, dict[tuple[int, bool], Engine]]] = WeakKeyDictionary()
-"""Of our statements on the users' connections: without pools, and without the users' listeners; by the home that each keeps."""
 
 
 def _may_isolate_snapshots(pooled: Any) -> bool:
@@ -146,7 +139,7 @@ def in_autocommit() -> UsageError:
     )
 
 
-class JoinedTransaction(JournaledTransaction):
+class JoinedTransaction(RecordingTransaction):
     """The database's side of a transaction that the user has begun.
 
     Args:
@@ -203,11 +196,6 @@ class JoinedTransaction(JournaledTransaction):
         """The connection, for statements of ours."""
         yield self._connection
 
-    @property
-    def epoch(self) -> int:
-        assert self._gate is not None
-        return self._epoch
-
     def record(
         self,
         state: PreparedTxnState | None,
@@ -232,34 +220,11 @@ class JoinedTransaction(JournaledTransaction):
             self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
 
     def write_journal(self, entries: Sequence[JournalEntry], transaction_number: int) -> None:
-        gate = self._gate
-        assert gate is not None
-
         def write() -> None:
-            if entries:
-                epoch = insert_entries(self._connection, gate, entries)
-                if epoch is None or not is_open(epoch):
-                    raise switched(gate, self._claim.transactional_id, epoch)
+            self._insert_entries(self._connection, entries)
             self._write(_RECORDS.record_number, self._record_of(None, 0, transaction_number, None))
 
         self._execute(write, "writing into the journal")
-
-    def _record_of(
-        self, state: PreparedTxnState | None, generation: int, number: int, delivery: Delivery | None
-    ) -> StateRecord:
-        return StateRecord(
-            id=self._claim.transactional_id,
-            held_fence=self._claim.fence,
-            held_store=self._store_id,
-            token=self._token,
-            state=state_text(state),
-            of_generation=generation,
-            number=number,
-            delivered=delivery_text(delivery),
-            now=datetime.now(UTC),
-            gate=self._gate,
-            seen_epoch=self._epoch,
-        )
 
     def _write(self, statement: Update, record: StateRecord) -> None:
         if self._connection.execute(statement, record._asdict()).rowcount != 1:

@@ -51,6 +51,12 @@ def _begins_none(connection: Any) -> bool:
     return connection.isolation_level is None or getattr(connection, "autocommit", None) is True
 
 
+_ASYNCPG: Final = Driver(
+    "postgresql+asyncpg",
+    begun=lambda raw: bool(raw.is_in_transaction()),
+    adapter="sqlalchemy.dialects.postgresql.asyncpg:AsyncAdapt_asyncpg_connection",
+)
+
 _DRIVERS: Final = {
     "psycopg.Connection": Driver(
         "postgresql+psycopg",
@@ -67,16 +73,8 @@ _DRIVERS: Final = {
         lambda raw: raw.cursor(cursor_factory=import_module("psycopg2.extensions").cursor),
         lambda raw: bool(raw.info.transaction_status),
     ),
-    "asyncpg.connection.Connection": Driver(
-        "postgresql+asyncpg",
-        begun=lambda raw: bool(raw.is_in_transaction()),
-        adapter="sqlalchemy.dialects.postgresql.asyncpg:AsyncAdapt_asyncpg_connection",
-    ),
-    "asyncpg.pool.PoolConnectionProxy": Driver(
-        "postgresql+asyncpg",
-        begun=lambda raw: bool(raw.is_in_transaction()),
-        adapter="sqlalchemy.dialects.postgresql.asyncpg:AsyncAdapt_asyncpg_connection",
-    ),
+    "asyncpg.connection.Connection": _ASYNCPG,
+    "asyncpg.pool.PoolConnectionProxy": _ASYNCPG,
     "pymysql.connections.Connection": Driver(
         "mysql+pymysql", _plain("pymysql.cursors", "Cursor"), lambda raw: bool(raw.server_status & 1), _get_autocommit
     ),
@@ -109,11 +107,6 @@ def driver_of(raw: Any) -> Driver:
         next_step="pass a connection of psycopg, psycopg2, asyncpg, PyMySQL, mysqlclient, sqlite3 or aiosqlite; a SQLAlchemy "
         "session or connection is joined: tx = pool.join(session)",
     )
-
-
-def is_async(raw: Any) -> bool:
-    """Whether a connection belongs to an event loop."""
-    return driver_of(raw).adapter is not None
 
 
 def users_connection(raw: Any) -> UsersConnection:

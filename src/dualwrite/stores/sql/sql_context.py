@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, Dialect, Engine, Select, bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from dualwrite.stores.sql.dialect import StoreDialect
@@ -110,6 +110,7 @@ class StoreContext:
         self.access = access
         self.session = session
         self.effects = SessionEffects(dialect.family)
+        self.users_engines: dict[tuple[Dialect, bool], Engine] = {}  # of `joined_transaction`
         dbapi = engine.dialect.dbapi
         self.driver_errors: tuple[type[BaseException], ...] = (SQLAlchemyError, *([dbapi.Error] if dbapi is not None else []))
         mark, marked = dialect.marking_column(), dialect.marked_condition()

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from sqlalchemy import BindParameter, Connection, bindparam, delete, func, insert, select, update
 
 from dualwrite.errors import JournalSwitchedError, StoreError
+from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
 from dualwrite.stores.journal import (
     GateStatus,
     JournaledTransaction,
@@ -19,7 +20,7 @@ from dualwrite.stores.journal import (
     is_open,
 )
 from dualwrite.stores.rows import MAX_OWNER_LENGTH, Claim
-from dualwrite.stores.sql.dialect import ErrorClass
+from dualwrite.stores.sql.dialect import ErrorClass, StateRecord
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.tables import gate_table as g
 from dualwrite.stores.sql.tables import journal_table as j
@@ -136,6 +137,47 @@ def switched(prefix: str, transactional_id: str, epoch: int | None) -> JournalSw
         next_step="run the whole transaction again",
         epoch=epoch,
     )
+
+
+class RecordingTransaction(JournaledTransaction):
+    """What the transactions of a SQL store record, whoever has begun them."""
+
+    _claim: Claim
+    _gate: str | None
+    _token: str
+    _store_id: str
+    """Of the row, once the fence is checked; and the epoch of the gate."""
+    _epoch: int | None
+
+    @property
+    def epoch(self) -> int:
+        assert self._gate is not None
+        return self._epoch or 0
+
+    def _record_of(
+        self, state: PreparedTxnState | None, generation: int, number: int, delivery: Delivery | None
+    ) -> StateRecord:
+        return StateRecord(
+            id=self._claim.transactional_id,
+            held_fence=self._claim.fence,
+            held_store=self._store_id,
+            token=self._token,
+            state=state_text(state),
+            of_generation=generation,
+            number=number,
+            delivered=delivery_text(delivery),
+            now=datetime.now(UTC),
+            gate=self._gate,
+            seen_epoch=self._epoch,
+        )
+
+    def _insert_entries(self, connection: Connection, entries: Sequence[JournalEntry]) -> None:
+        """Raises: JournalSwitchedError, if the gate is not open."""
+        assert self._gate is not None
+        if entries:
+            epoch = insert_entries(connection, self._gate, entries)
+            if epoch is None or not is_open(epoch):
+                raise switched(self._gate, self._claim.transactional_id, epoch)
 
 
 class BeginJournaled(Protocol):

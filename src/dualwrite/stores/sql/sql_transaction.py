@@ -11,15 +11,14 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Update, select
 
 from dualwrite.errors import DualWriteError, StoreCommitFailedError
 from dualwrite.observability.logs import SubjectLogger
-from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
-from dualwrite.stores.journal import JournaledTransaction, JournalEntry, is_open
+from dualwrite.state import Delivery, PreparedTxnState
+from dualwrite.stores.journal import JournalEntry
 from dualwrite.stores.rows import Claim
 from dualwrite.stores.sql.dialect import ErrorClass, Fence, Mark, NotRecorded, Outgoing, StateRecord, driver_error
 from dualwrite.stores.sql.engines import note_error
@@ -28,7 +27,7 @@ from dualwrite.stores.sql.home import OwnConnection
 from dualwrite.stores.sql.isolation import StatementWatch
 from dualwrite.stores.sql.sql_context import NEWEST_CLAIM, NEWEST_CLAIM_AND_GATE, StoreContext
 from dualwrite.stores.sql.sql_errors import TransactionErrors, quietly
-from dualwrite.stores.sql.sql_journal import insert_entries, switched
+from dualwrite.stores.sql.sql_journal import RecordingTransaction, switched
 from dualwrite.stores.sql.units import Units, close_ended
 from dualwrite.stores.store_transaction import RunAloneError, TransactionThread
 
@@ -44,7 +43,7 @@ _tokens: Final = itertools.count(1)
 _RECORDING: Final = "recording the prepared state"
 
 
-class SqlStoreTransaction(JournaledTransaction):
+class SqlStoreTransaction(RecordingTransaction):
     """One transaction of a SQL store; `begin` opens it.
 
     `gate`: the prefix whose gate is read with the fence; see JournaledTransaction.
@@ -301,18 +300,9 @@ class SqlStoreTransaction(JournaledTransaction):
         if connection.execute(statement, record._asdict()).rowcount != 1:
             raise self._why_nothing_changed(connection)
 
-    @property
-    def epoch(self) -> int:
-        assert self._gate is not None
-        return self._epoch or 0
-
     def write_journal(self, entries: Sequence[JournalEntry], transaction_number: int) -> None:
-        assert self._gate is not None
         with self._recording("writing into the journal") as connection:
-            if entries:
-                epoch = insert_entries(connection, self._gate, entries)
-                if epoch is None or not is_open(epoch):
-                    raise switched(self._gate, self._claim.transactional_id, epoch)
+            self._insert_entries(connection, entries)
             record = self._record_of(None, 0, transaction_number, None)
             self._execute_record(connection, self._context.record_number, record)
 
@@ -329,23 +319,6 @@ class SqlStoreTransaction(JournaledTransaction):
         self._outgoing.send_last()
         if not self._outgoing.record_at_commit(self._record_of(state, generation, transaction_number, delivery)):
             self.record(state, generation=generation, transaction_number=transaction_number, delivery=delivery)
-
-    def _record_of(
-        self, state: PreparedTxnState | None, generation: int, number: int, delivery: Delivery | None
-    ) -> StateRecord:
-        return StateRecord(
-            id=self._claim.transactional_id,
-            held_fence=self._claim.fence,
-            held_store=self._store_id,
-            token=self._token,
-            state=state_text(state),
-            of_generation=generation,
-            number=number,
-            delivered=delivery_text(delivery),
-            now=datetime.now(UTC),
-            gate=self._gate,
-            seen_epoch=self._epoch,
-        )
 
     def _why_nothing_changed(self, connection: Connection) -> DualWriteError:
         marked = self._context.dialect.marked_condition()
