@@ -896,9 +896,9 @@ PROMISES: Final = (
     ),
     Removal(
         "nothing is written into the journal of a closed gate",
-        "stores/sql/sql_transaction.py",
-        "                if epoch is None or not is_open(epoch):\n                    raise switched",
-        "                if epoch is None:\n                    raise switched",
+        "stores/sql/sql_journal.py",
+        "            if epoch is None or not is_open(epoch):\n                raise switched",
+        "            if epoch is None:\n                raise switched",
         ("journal/test_gate.py::test_nothing_is_written_into_the_journal_of_a_closed_gate",),
     ),
     Removal(
