@@ -26,6 +26,7 @@ RULES: Final = {
     "CL-id": "an id of the prefix is opened only on the cluster that the rows of the other ids name (rule CL)",
     "CL-drain": "the journal is drained only on that cluster (rule CL)",
     "recover-first": "an id that was claimed without asking Kafka is recovered there before a unit of it sends to Kafka",
+    "all-read-gate": "beside pools that write into the journal always, every pool of the prefix reads the gate",
 }
 
 DOWN: Final = "down"
@@ -33,6 +34,7 @@ CRASH: Final = "crash"
 LOSE: Final = "lose"
 KILL: Final = "kill"
 WRONG: Final = "wrong"
+CLOSE: Final = "close"
 
 OVERTAKEN: Final = "a unit's message comes before that of a unit whose data it has seen"
 DOUBLED: Final = "a message was published twice"
@@ -52,10 +54,13 @@ class Scene:
     Args:
         units: The isolation level of each unit.
         budget: What may happen, each entry once: the brokers go down, the drainer dies or is paused, Kafka aborts a drained
-            transaction, a writer dies between its two commits, somebody drains with the address of another cluster.
+            transaction, a writer dies between its two commits, somebody drains with the address of another cluster, the gate
+            is closed although a pool that writes into the journal always is running (its lease has ended).
         one_id: Whether the units are those of one id: each begins after the one before, or once that one's writer is dead. The
             next writer of the id does not need Kafka to start.
         elsewhere: The units of writers with another cluster's address, on ids of their own. Consumers are on the right one.
+        always: The units of pools that write into the journal always (`acknowledge="journaled"`): they have no id, and open the
+            gate whenever they find it closed, also while Kafka answers.
         channel: Whether a unit may learn of another one by another way than its database transaction.
         without: Rules that are removed.
     """
@@ -64,6 +69,7 @@ class Scene:
     budget: tuple[str, ...] = ()
     one_id: bool = False
     elsewhere: frozenset[int] = frozenset()
+    always: frozenset[int] = frozenset()
     channel: bool = False
     without: frozenset[str] = frozenset()
 
@@ -73,6 +79,13 @@ class Gate(NamedTuple):
 
     is_open: bool = False
     epoch: int = 0
+
+
+_ALWAYS: Final = Gate(is_open=True, epoch=-1)
+"""What a unit assumes that writes into the journal always: it has not read the gate."""
+
+_IGNORED: Final = frozenset({"all-through-journal", "all-read-gate"})
+"""Without these rules, a unit goes to Kafka, as long as it answers, whatever the gate is."""
 
 
 class Unit(NamedTuple):
@@ -193,8 +206,11 @@ def _unit(scene: Scene, s: State, number: int, unit: Unit) -> Next:
             return
         case "new" if number in scene.elsewhere and "CL-id" not in scene.without:
             yield "is refused: it has another cluster's address", _with(s, number, Unit("refused"))
+        case "new" if number in scene.always:
+            yield "begins, for the journal", _with(s, number, Unit("begun", _ALWAYS, snapshot=_committed(s)))
         case "new":
-            gate = Gate(False, s.gate.epoch) if "all-through-journal" in scene.without and s.is_up else s.gate
+            is_ignored = not scene.without.isdisjoint(_IGNORED) and s.is_up
+            gate = Gate(False, s.gate.epoch) if is_ignored else s.gate
             yield "begins", _with(s, number, Unit("begun", gate, snapshot=_committed(s)))
         case "begun":
             yield from _working(scene, s, number, unit)
@@ -233,6 +249,8 @@ def _working(scene: Scene, s: State, number: int, unit: Unit) -> Next:
         yield "writes into the journal", _written(s, number, unit._replace(causes=unit.seen))
     elif s.gate.is_open:
         yield "writes into the journal", _written(s, number, unit._replace(causes=unit.seen, is_locking=True))
+    elif number in scene.always:
+        yield "finds the gate closed, and opens it", _undone(s, number)._replace(gate=Gate(True, s.gate.epoch + 1))
     else:
         yield "finds the gate closed", _undone(s, number)
 
@@ -256,8 +274,10 @@ def _written(s: State, number: int, unit: Unit) -> State:
 
 
 def _is_as_read(scene: Scene, s: State, unit: Unit) -> bool:
-    if "epoch" in scene.without or "all-through-journal" in scene.without:
-        return s.gate.is_open == unit.gate.is_open or "all-through-journal" in scene.without
+    if not scene.without.isdisjoint(_IGNORED):
+        return True
+    if "epoch" in scene.without:
+        return s.gate.is_open == unit.gate.is_open
     return s.gate == unit.gate
 
 
@@ -343,8 +363,10 @@ def _finishing(scene: Scene, s: State, number: int, drainer: Drainer) -> Next:
 
 
 def _closing(scene: Scene, s: State, number: int, drainer: Drainer) -> Next:
-    if _is_locked(s):
+    is_kept = any(s.units[number].step != "done" for number in scene.always)
+    if _is_locked(s) or (is_kept and CLOSE not in s.budget):
         return
+    s = _spent(s, CLOSE) if is_kept else s
     idle = _with_drainer(s, number, drainer._replace(step="idle"))
     is_current = drainer.fence == s.fence or "close-fenced" in scene.without
     is_empty = not s.journal or "empty-under-lock" in scene.without
@@ -424,6 +446,14 @@ SCENES |= {
     for isolation, units in _ISOLATION.items()
 }
 SCENES["a writer and a drainer with another cluster's address"] = Scene(_TWO, (DOWN, CRASH, WRONG), elsewhere=frozenset({1}))
+SCENES |= {
+    f"a pool that writes into the journal always beside another, {isolation}, {number}": Scene(
+        units, (DOWN, CRASH, CLOSE), always=frozenset({number})
+    )
+    for isolation, units in _ISOLATION.items()
+    for number in (0, 1)
+}
+SCENES["two that write into the journal always, and one that does not"] = Scene((*_TWO, READ_COMMITTED), (CLOSE,), always=frozenset({0, 1}))
 """Each is explored completely within seconds."""
 
 LEARNED_OTHERWISE: Final = Scene((READ_COMMITTED, SNAPSHOT), (DOWN,), channel=True)
@@ -442,6 +472,7 @@ NEEDS: Final = {
     "CL-id": (Scene(_TWO, elsewhere=frozenset({1})), MISSING),
     "CL-drain": (Scene((READ_COMMITTED,), (DOWN, WRONG)), MISSING),
     "recover-first": (Scene(_TWO, (DOWN, KILL), one_id=True), MISSING),
+    "all-read-gate": (Scene(_TWO, (CLOSE,), always=frozenset({0})), OVERTAKEN),
 }
 """For each rule the scene that shows that it is needed, and what is found without it."""
 
