@@ -14,7 +14,7 @@ from dualwrite.kafka.choose import ProbedCluster
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.observability.logs import SubjectLogger
-from dualwrite.opening import Database, Kafka, as_store, connected, open_recoverer, the_id
+from dualwrite.opening import Database, Kafka, as_store, connected, journaled, open_recoverer, the_id
 from dualwrite.recovery.plan import RecoveryPlan
 from dualwrite.recovery.recoverer import Recoverer, ids_with_lanes
 from dualwrite.recovery.report import RecoveryReport
@@ -25,6 +25,7 @@ from dualwrite.settings import (
     Settings,
     Timeouts,
     WhenKafkaIsDown,
+    validate_acknowledge,
     validate_when_kafka_is_down,
 )
 from dualwrite.stores.base import TxnStateStore
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from dualwrite.pool.pool import WriterPool
     from dualwrite.pool.scaling import PoolOptions
+    from dualwrite.relay.journal_keeper import JournalKeeper
     from dualwrite.stores.journal import JournalLimits
     from dualwrite.stores.rocksdb import RocksDBStore
     from dualwrite.stores.rocksdb.rocksdb_batch import TransactionBatch
@@ -123,7 +125,10 @@ def connect(
         lanes: The number of transactional ids that the writer rotates over (see DualWriter); the default depends on the
             producer.
         on_lost: See DualWriter.
-        acknowledge: "visible" or "decided"; see DualWriter.
+        acknowledge: "visible" or "decided": see DualWriter. Or "journaled": a block ends with the database's commit, which has
+            the messages as well; a thread publishes them at once, each exactly once, in the order of their commits as far as
+            one can know of the other (docs/guides/journaled.md). Then no step of a block waits for Kafka, and its outages are
+            not noticed. The id names the journal, which any number of writers and pools may share. Only for SQL databases.
         when_kafka_is_down: "fail" raises the error of Kafka. With "journal" messages are written into a table in the database
             transaction of their block, and published later (docs/guides/kafka-down.md). The writer then opens while Kafka is
             down, too, and recovers its id before it sends anything to Kafka. Only for SQL databases. A broker that refuses the
@@ -150,17 +155,20 @@ def connect(
         timeouts=timeouts,
         schema=schema,
     )
-    if validate_when_kafka_is_down(when_kafka_is_down) == "fail":
+    is_journaled = validate_acknowledge(acknowledge) == "journaled"
+    if validate_when_kafka_is_down(when_kafka_is_down) == "fail" and not is_journaled:
         return connected(database, acknowledge=acknowledge, kafka=kafka, session=session, settings=chosen, uses=("writer",))
-    from dualwrite.relay.journal_keeper import JournalKeeper  # noqa: PLC0415  (most programs don't need it)
-
     with ExitStack() as opened:
         store = as_store(database, chosen, session)
         if store is not database:
             opened.callback(store.close)
         store.check_rights("writer", "journal")
-        keeper = JournalKeeper(store, the_id(chosen), kafka, chosen, journal)
+        keeper = _keeper(is_journaled)(store, the_id(chosen), kafka, chosen, journal)
         opened.callback(keeper.stop)
+        if is_journaled:
+            writer: DualWriter[Any] = journaled(store, keeper.journal, chosen, keeper=keeper, owns_store=store is not database)
+            opened.pop_all()
+            return writer
         writer = connected(
             store,
             settings=replace(chosen, timeouts=chosen.timeouts.with_journal()),
@@ -173,6 +181,17 @@ def connect(
         )
         opened.pop_all()
         return writer
+
+
+def _keeper(is_journaled: bool) -> type[JournalKeeper]:
+    """What looks after the journal: a thread that publishes it at once, or one that waits for Kafka's return."""
+    if is_journaled:
+        from dualwrite.relay.journal_publisher import JournalPublisher  # noqa: PLC0415  (most programs don't need it)
+
+        return JournalPublisher
+    from dualwrite.relay.journal_keeper import JournalKeeper  # noqa: PLC0415  (as above)
+
+    return JournalKeeper
 
 
 class PoolArguments(WriterOptions, total=False):
@@ -224,7 +243,8 @@ def create_pool(
             of your own that has no leases, only one pool may use a prefix at a time.
         size: The number of writers. By default as many as the load asks for, from two on: the pool opens more if it waits for
             the network most of the time, or if threads inside `transaction()` need them, up to the option `max_size` and the
-            number of connections that the Engine keeps (`pool_size`). `WriterPool.resize` changes it.
+            number of connections that the Engine keeps (`pool_size`). `WriterPool.resize` changes it. With
+            `acknowledge="journaled"` there are no writers, and it limits how many units run side by side.
         options: How the pool groups units, and when its calls return.
         settings: Supplies the arguments that are not given.
         session: As for `connect`.
@@ -258,6 +278,8 @@ def create_pool(
     journal, timeouts = None, chosen.timeouts
 
     def open_writer(name: str) -> DualWriter[Any]:
+        if journal is not None and options.is_journaled:
+            return journaled(store, journal, chosen)
         of_writer = chosen.with_changes(transactional_id=name, timeouts=timeouts, **connecting)
         try:
             return connected(
@@ -287,9 +309,7 @@ def create_pool(
         keeper = None
         store.check_rights("writer", "pool", *(["journal"] if options.when_kafka_is_down == "journal" else ()))
         if options.when_kafka_is_down == "journal":
-            from dualwrite.relay.journal_keeper import JournalKeeper  # noqa: PLC0415  (as above)
-
-            keeper = JournalKeeper(store, prefix, kafka, chosen.with_changes(**connecting), options.journal)
+            keeper = _keeper(options.is_journaled)(store, prefix, kafka, chosen.with_changes(**connecting), options.journal)
             journal, timeouts = keeper.journal, timeouts.with_journal()
             opened.callback(keeper.stop)
         pool: WriterPool[Any] = WriterPool(

@@ -25,7 +25,7 @@ from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.engines import is_of_users, own_url
 from dualwrite.transactional_id import validate_transactional_id
-from dualwrite.writer import DualWriter
+from dualwrite.writer import DualWriter, JournaledWriter
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -110,6 +110,17 @@ def connected(
             raise
         opened.pop_all()
         return writer
+
+
+def journaled(
+    store: TxnStateStore, journal: Journal, settings: Settings, *, keeper: Keeper | None = None, owns_store: bool = False
+) -> JournaledWriter[Any]:
+    """A writer that is open, and commits its messages in the journal; see `connect`."""
+    writer: JournaledWriter[Any] = JournaledWriter(
+        store, journal, timeouts=settings.timeouts, owns_store=owns_store, keeper=keeper
+    )
+    writer.open()
+    return writer
 
 
 def _check_kafka_settings(config: KafkaConfig, producer: ProducerName) -> None:

@@ -176,6 +176,7 @@ class OpenTransaction:
         trace: That of the block or the unit.
 
     Args:
+        is_fenced: Whether the fence must be checked before the first message (rule F2).
         divert: Called once the fence is checked, before the first message: the producer to use instead, or None.
     """
 
@@ -192,6 +193,7 @@ class OpenTransaction:
         timeout: float,
         database: Side | None = None,
         divert: Callable[[], TransactionalProducer | None] | None = None,
+        is_fenced: bool = True,
         number: int = 0,
     ) -> None:
         self.transactional_id = transactional_id
@@ -204,7 +206,7 @@ class OpenTransaction:
         self._thread = threading.get_ident()
         self._pid = process.pid
         self._open = True
-        self._may_send = False
+        self._may_send = not is_fenced
         self.state: PreparedTxnState | None = None
 
     @property

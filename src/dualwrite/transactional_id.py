@@ -96,6 +96,11 @@ def further_lanes(row_ids: Iterable[str], lanes: Sequence[str]) -> list[str]:
     return [lane for lane in lanes_of(row_ids, lanes[0]) if lane not in lanes]
 
 
+def journaled_prefix(prefix: str) -> str:
+    """The prefix of what processes lease that write into the journal of a prefix always: its gate stays open for them."""
+    return f"{prefix}.journaled"
+
+
 def drainer_id(prefix: str) -> str:
     """The transactional id that drains the journal of a prefix. One process uses it at a time; its claims fence the others."""
     return f"{prefix}{DRAINER_SUFFIX}"

@@ -28,6 +28,7 @@ from dualwrite.recipe.outcomes import raise_after_commit_error
 from dualwrite.recipe.ownership import Parties
 from dualwrite.recipe.phases import Phase
 from dualwrite.recipe.republish import LostMessages
+from dualwrite.recipe.unclaimed import UnclaimedLane
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import Acknowledge, OnLost, Timeouts, WhenKafkaIsDown, validate_acknowledge, validate_lanes
 from dualwrite.state import ProducerKind
@@ -98,25 +99,51 @@ class DualWriter(Generic[H]):
         journal: Journal | None = None,
         keeper: Keeper | None = None,
     ) -> None:
-        self._id = validate_transactional_id(transactional_id, lanes=validate_lanes(lanes))
-        self._store = store
-        self._coordinator = coordinator
-        self._on_lost = on_lost
-        self._owns_store = owns_store
-        self._owns_coordinator = owns_coordinator
-        self._recovery_pause = idle.RECOVER_AFTER
-        self._idle_after = idle.CONFIRM_AFTER if acknowledge == "decided" else idle.CLEAR_AFTER
-        self._lanes = Lanes(
+        name = validate_transactional_id(transactional_id, lanes=validate_lanes(lanes))
+        all_lanes = Lanes(
             Parties(store, coordinator, producers, timeouts or Timeouts()),
-            transactional_id=self._id,
+            transactional_id=name,
             count=lanes,
             acknowledge=validate_acknowledge(acknowledge),
             journal=journal,
             lost=LostMessages(is_marked=mark_republished) if on_lost == "republish" else None,
         )
+        self._set_up(
+            store,
+            name,
+            all_lanes,
+            journal,
+            keeper,
+            owns_store=owns_store,
+            on_lost=on_lost,
+            close_coordinator=coordinator.close if owns_coordinator else None,
+            idle_after=idle.CONFIRM_AFTER if acknowledge == "decided" else idle.CLEAR_AFTER,
+        )
+        self._producers = producers
+
+    def _set_up(
+        self,
+        store: TxnStateStore,
+        name: str,
+        lanes: Lanes | UnclaimedLane,
+        journal: Journal | None,
+        keeper: Keeper | None,
+        *,
+        owns_store: bool,
+        on_lost: OnLost = "report",
+        close_coordinator: Callable[[], object] | None = None,
+        idle_after: float = idle.CLEAR_AFTER,
+    ) -> None:
+        self._id = name
+        self._store = store
+        self._owns_store = owns_store
+        self._lanes = lanes
         self._journal = journal
         self._keeper = keeper
-        self._producers = producers
+        self._on_lost = on_lost
+        self._close_coordinator = close_coordinator
+        self._recovery_pause = idle.RECOVER_AFTER
+        self._idle_after = idle_after
         self._mutex = threading.Lock()
         self._user: list[int] | None = None  # its thread; another list for each use, see `_exclusively`
         self._pid = process.pid
@@ -134,7 +161,7 @@ class DualWriter(Generic[H]):
     @property
     def kafka_transactional_ids(self) -> tuple[str, ...]:
         """The ids of its lanes as Kafka sees them, with their current generations."""
-        return tuple(lane.ownership.kafka_transactional_id for lane in self._lanes)
+        return self._lanes.kafka_transactional_ids
 
     @property
     def phase(self) -> Phase:
@@ -242,8 +269,8 @@ class DualWriter(Generic[H]):
                     self._keeper.stop()
                 self._lanes.close(limit)
             finally:
-                if self._owns_coordinator:
-                    self._coordinator.close()
+                if self._close_coordinator is not None:
+                    self._close_coordinator()
                 if self._owns_store:
                     self._store.close()
                 idle.IDLE.unwatch(self)
@@ -436,6 +463,41 @@ class DualWriter(Generic[H]):
             return pause
         self._recovery_pause = idle.RECOVER_AFTER
         return self._idle_after
+
+
+class JournaledWriter(DualWriter[H]):
+    """A writer whose transactions commit their messages with their data, in the journal (`acknowledge="journaled"`).
+
+    It has no transactional id of its own at Kafka, and claims nothing: any number of them write under one name, each in one
+    thread at a time.
+
+    Args:
+        store: The database; closed with the writer if `owns_store`.
+        journal: The journal.
+        timeouts: Time limits.
+        owns_store: Whether `close` closes the store.
+        keeper: Publishes the journal, if it is the writer's own: started by `open`, stopped by `close`.
+    """
+
+    def __init__(
+        self,
+        store: TxnStateStore,
+        journal: Journal,
+        *,
+        timeouts: Timeouts,
+        owns_store: bool = False,
+        keeper: Keeper | None = None,
+    ) -> None:
+        lane = UnclaimedLane(store, journal, timeouts)
+        self._set_up(store, journal.prefix, lane, journal, keeper, owns_store=owns_store)
+
+    @property
+    def is_two_phase(self) -> bool:
+        """True: Kafka can't abort what the database has committed, since the publisher tries again until it is published."""
+        return True
+
+    def _acquire(self) -> None:
+        self._lanes.open(on_lost=self._on_lost)
 
 
 def _traced(begun: OpenTransaction) -> Transaction[Any]:

@@ -31,7 +31,7 @@ READINGS: Final = {
     "journal_open": "1 while messages go into the journal, otherwise 0.",
     "journal_messages": "Messages in the journal, when they were counted last; absent while it is closed.",
     "journal_bytes": "Bytes of these messages.",
-    "journal_age_seconds": "Seconds since messages began to go into the journal; absent while it is closed.",
+    "journal_age_seconds": "Seconds for which its oldest message has waited; absent while it is closed.",
     "processor_partitions": "Partitions that a processor has.",
     "processor_lag_messages": "Offsets up to the end of a partition that a processor has not processed yet.",
     "processor_lag_seconds": "Age of the last message that was processed, while there are newer ones; otherwise 0.",

@@ -302,6 +302,13 @@ class WaitingCalls:
             self._busy -= keys
         self._inbox.put(None)  # another group may take them
 
+    def count(self, call: UnitCall) -> bool:
+        """Count a call that is run without having been in the queue, until it is released; False if the queue is closed."""
+        del call
+        with self._lock:
+            self._in_groups += not self._is_closed
+        return not self._is_closed
+
     def release(self, group: Collection[UnitCall]) -> None:
         """Note that a group has ended, so that calls with its keys can be taken. Any thread may call this."""
         keys = {call.key for call in group if call.key is not None}
@@ -337,6 +344,11 @@ class WaitingCalls:
 
     def __len__(self) -> int:
         return len(self._calls) + self._inbox.qsize()
+
+    @property
+    def unfinished(self) -> int:
+        """How many calls wait or are in groups."""
+        return len(self) + self._in_groups
 
     def _receive(self) -> bool:
         """Empty the inbox; return whether there was a call in it."""

@@ -45,7 +45,7 @@ from dualwrite.observability import observers
 from dualwrite.observability.events import GroupFormed
 from dualwrite.observability.logs import SubjectLogger, if_unexpected
 from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls
-from dualwrite.pool.scaling import Scaler
+from dualwrite.pool.scaling import Sizing
 from dualwrite.pool.writers import Writers
 from dualwrite.transaction import OpenTransaction, UnitTransaction
 from dualwrite.transactional import MAX_SWITCHES
@@ -118,7 +118,7 @@ class Shared:
 
     waiting: WaitingCalls
     writers: Writers
-    scaler: Scaler
+    scaler: Sizing
     alone: AloneUnits
     savepoint_policy: SavepointPolicy | None
     most_units: int

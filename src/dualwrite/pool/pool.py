@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -24,10 +25,10 @@ from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls, in_callback
 from dualwrite.pool.group import SavepointPolicy, Shared
 from dualwrite.pool.joining import Joining, Savepoints, UsersUnit, claimed_first
 from dualwrite.pool.pool_ids import Adoption, FixedIds, Ids, LeasedIds
-from dualwrite.pool.scaling import LEAST, PoolOptions, Scaler
+from dualwrite.pool.scaling import LEAST, OneEach, PoolOptions, Scaler, Sizing
 from dualwrite.pool.upkeep import Upkeep
 from dualwrite.pool.workers import Workers
-from dualwrite.pool.writers import Writers, closed, pool_timeout
+from dualwrite.pool.writers import UnclaimedWriters, Writers, closed, pool_timeout
 from dualwrite.recipe.journaling import Keeper
 from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.settings import Settings, check_seconds
@@ -57,7 +58,9 @@ class BoundPool(Generic[H]):
     def __init__(
         self,
         waiting: WaitingCalls,
+        workers: Workers,
         writers: Writers,
+        sizing: Sizing,
         check: Callable[..., None],
         prefix: str,
         *,
@@ -65,9 +68,13 @@ class BoundPool(Generic[H]):
         timeout: float,
         alone: bool,
         key: Hashable = None,
+        runs_here: bool = False,
     ) -> None:
+        self._runs_here = runs_here
         self._waiting = waiting
+        self._workers = workers
         self._writers = writers
+        self._sizing = sizing
         self._check = check
         self._prefix = prefix
         self.is_retriable = is_retriable
@@ -79,6 +86,10 @@ class BoundPool(Generic[H]):
         call = UnitCall(unit, args, kwargs, self.key, prefix=self._prefix, alone=self.alone)
         check_may_block(f"run({call.name})", "await pool.run(…)")
         future: Future[T] = call.future
+        if self._runs_here and self.key is None:
+            self._check("a unit")
+            self._workers.run_here(call)
+            return self.outcome(future)
         try:
             self._submit(call, waits=True)
             return future.result(self.timeout)
@@ -102,6 +113,8 @@ class BoundPool(Generic[H]):
         try:
             self._check("a unit", waits=waits)
             if self._waiting.put(call):
+                if self._sizing.called(self._waiting.unfinished):
+                    self._workers.match_size()
                 return
         except BaseException:
             call.future.cancel()  # KeyboardInterrupt: it may be in the queue already, but nobody would get its future
@@ -188,15 +201,24 @@ class WriterPool(Generic[H]):
                 leases, prefix, seconds=self._options.lease, database=database_at(store.description, is_local=store.is_local)
             )
         )
+        is_journaled = self._options.is_journaled
+        most = max(1, min(self._options.max_size if size is None else size, store.most_side_by_side))
         self._writers = Writers(prefix, self._ids)
+        if is_journaled:
+            make, timeout = partial(open_writer, prefix), self._options.timeout
+            self._writers = UnclaimedWriters(prefix, self._ids, make, most=most, timeout=timeout)
         alone = AloneUnits(prefix)
         self._waiting = WaitingCalls(alone)
-        self._scaler = Scaler(
-            size,
-            most=self._options.max_size if leases is not None else LEAST,
-            side_by_side=store.most_side_by_side,
-            writers=self._writers,
-            prefix=prefix,
+        self._scaler: Sizing = (
+            OneEach(most)
+            if is_journaled
+            else Scaler(
+                size,
+                most=self._options.max_size if leases is not None else LEAST,
+                side_by_side=store.most_side_by_side,
+                writers=self._writers,
+                prefix=prefix,
+            )
         )
         shared = Shared(
             waiting=self._waiting,
@@ -204,7 +226,7 @@ class WriterPool(Generic[H]):
             scaler=self._scaler,
             alone=alone,
             savepoint_policy=SavepointPolicy() if store.units_need_savepoints else None,
-            most_units=int(self._options.group_units) if store.undoes_units else 1,
+            most_units=int(self._options.group_units) if store.undoes_units and not is_journaled else 1,
             most_bytes=int(self._options.group_bytes),
             when_decided=self._options.acknowledge == "decided",
         )
@@ -220,12 +242,15 @@ class WriterPool(Generic[H]):
         )
         self._bound: BoundPool[H] = BoundPool(
             self._waiting,
+            self._workers,
             self._writers,
+            self._scaler,
             self._check,
             prefix,
             is_retriable=self._is_retriable,
             timeout=self._options.timeout,
-            alone=self._options.alone,
+            alone=self._options.alone or is_journaled,
+            runs_here=is_journaled,
         )
         self._joining = Joining(prefix, store, self._writer_for_users)
         self._pid = process.pid
@@ -309,8 +334,10 @@ class WriterPool(Generic[H]):
         answers = self._asking.answers(asks, limit)
         names, busy = self.transactional_ids, self._writers.busy_for()
         usable = f"{len(names)} writers ({', '.join(sorted(names))}), {len(busy)} busy" if names else "none can be used"
-        is_usable = bool(names) and not self._is_closed
-        shortest = min(busy, default=0.0) if self.waiting and len(busy) >= len(names) else 0.0
+        if self._options.is_journaled:
+            usable = f"{self.size} places for units, {len(busy)} busy"
+        is_usable = self.size > 0 and not self._is_closed
+        shortest = min(busy, default=0.0) if self.waiting and len(busy) >= self.size else 0.0
         return PoolHealth(
             answers["database"],
             answers.get("kafka", Part(is_ok=True, text="not asked")),

@@ -12,11 +12,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final
+from typing import Final, Protocol
 
+from dualwrite.errors import UsageError
 from dualwrite.observability.logs import SubjectLogger
 from dualwrite.pool.calls import UnitCall
 from dualwrite.pool.writers import Writers
@@ -76,6 +77,9 @@ class PoolOptions:
     Args:
         acknowledge: When a call returns: "visible" means after Kafka's commit, when consumers can read the messages; "decided"
             means after the database's commit, when neither side can be lost any more. "decided" requires two-phase commit.
+            "journaled" means after the database's commit, too, which has the messages as rows; a thread of the pool publishes
+            them at once. Its units commit side by side, each by itself, and none waits for Kafka (docs/guides/journaled.md).
+            Only for SQL databases.
         group_units: The maximum number of units in a group, including the savepoints that the units set themselves. Above 64,
             PostgreSQL's readers become slower.
         group_bytes: The total size of a group's messages, in bytes, at which the group accepts no more units.
@@ -107,12 +111,18 @@ class PoolOptions:
     journal: JournalLimits = JournalLimits()  # noqa: RUF009  (it is immutable)
 
     def __post_init__(self) -> None:
-        validate_acknowledge(self.acknowledge)
+        if validate_acknowledge(self.acknowledge) == "journaled":
+            object.__setattr__(self, "when_kafka_is_down", "journal")  # that is part of it
         for name in ("group_units", "group_bytes", "max_size"):
             check_count(name, getattr(self, name))
         for name in ("timeout", "lease"):
             check_seconds(name, getattr(self, name))
         validate_when_kafka_is_down(self.when_kafka_is_down)
+
+    @property
+    def is_journaled(self) -> bool:
+        """Whether messages go into the journal always."""
+        return self.acknowledge == "journaled"
 
     def check_size(self, size: int) -> None:
         """Check a number of writers.
@@ -137,6 +147,101 @@ class Measured:
     callers: float
     seconds: float
     cpu: float
+
+
+class Sizing(Protocol):
+    """Decides how many writers and threads a pool has. Thread-safe.
+
+    Attributes:
+        wanted: The number of writers that the pool should have now.
+    """
+
+    wanted: int
+
+    @property
+    def size(self) -> int:
+        """The number of writers that the pool always has."""
+        ...
+
+    @property
+    def side_by_side(self) -> int:
+        """How many groups run side by side, as far as there are writers for them; `SERIAL`: one after another."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """How many threads run groups."""
+        ...
+
+    def called(self, unfinished: int) -> bool:
+        """Note that a call was put into the queue, and how many are not finished; whether the number of threads has changed."""
+        ...
+
+    def group_ended(self, calls: Collection[UnitCall]) -> bool:
+        """Note the calls of a group that has ended; whether the number of threads may have changed."""
+        ...
+
+    def conflicted(self) -> None:
+        """Note that the database has rolled back a unit because of another transaction."""
+        ...
+
+    def own_transaction(self) -> AbstractContextManager[None]:
+        """A transaction of its own, from the wait for its writer on: there should be a writer for each."""
+        ...
+
+    def rest(self) -> None:
+        """Called every few seconds: writers that were not needed for a while are closed."""
+        ...
+
+    def resize(self, size: int | None) -> None:
+        """From now on the pool has this many writers; None: as many as the load asks for."""
+        ...
+
+    def stay(self) -> None:
+        """Another writer could not be opened: the pool stays at what it has, for a while."""
+        ...
+
+
+class OneEach:
+    """Sizing for units that all run side by side: a thread for each call that waits, up to a limit; the threads stay."""
+
+    def __init__(self, most: int) -> None:
+        self.wanted = self.size = self.side_by_side = most
+        self.threads = 0
+
+    def called(self, unfinished: int) -> bool:
+        """See `Sizing`."""
+        needed = min(unfinished, self.size)
+        if needed <= self.threads:
+            return False
+        self.threads = needed
+        return True
+
+    def group_ended(self, calls: Collection[UnitCall]) -> bool:
+        """Nothing changes."""
+        del calls
+        return False
+
+    def conflicted(self) -> None:
+        """Nothing changes."""
+
+    def own_transaction(self) -> AbstractContextManager[None]:
+        """Nothing changes."""
+        return nullcontext()
+
+    def rest(self) -> None:
+        """Nothing changes."""
+
+    def resize(self, size: int | None) -> None:
+        """Not possible."""
+        del size
+        raise UsageError(
+            'With acknowledge="journaled" a pool has no writers that could be more or fewer.',
+            next_step="pass size=… when you create it, which limits how many units run side by side",
+        )
+
+    def stay(self) -> None:
+        """Nothing changes."""
 
 
 class Scaling:
@@ -225,7 +330,7 @@ class Window:
 
 
 class Scaler:
-    """Decides how many writers and threads a pool has. Thread-safe.
+    """Sizing by the load.
 
     Args:
         size: The number of writers, or None: as many as the load asks for.
@@ -282,6 +387,11 @@ class Scaler:
             self._scaling.limit(self._limit)
 
     # --- what happens -------------------------------------------------------------------------------------------------------
+
+    def called(self, unfinished: int) -> bool:
+        """Nothing changes."""
+        del unfinished
+        return False
 
     def group_ended(self, calls: Collection[UnitCall]) -> bool:
         """Note the calls of a group that has ended.

@@ -13,7 +13,7 @@ from dualwrite.errors import ClaimTimeoutError, FencedError, LostTransactionErro
 from dualwrite.observability.logs import SubjectLogger, if_unexpected
 from dualwrite.observability.outages import level_of
 from dualwrite.pool.pool_ids import Adoption, Ids
-from dualwrite.pool.scaling import Scaler
+from dualwrite.pool.scaling import Sizing
 from dualwrite.pool.workers import Workers
 from dualwrite.pool.writers import Writers
 from dualwrite.writer import DualWriter
@@ -41,7 +41,7 @@ class Upkeep:
         prefix: str,
         ids: Ids,
         writers: Writers,
-        scaler: Scaler,
+        scaler: Sizing,
         workers: Workers,
         open_writer: Callable[[str], DualWriter[Any]],
         *,

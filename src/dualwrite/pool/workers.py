@@ -12,12 +12,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import FencedError, StoreError, StoreUnavailableError, WriterClosedError
+from dualwrite.errors import FencedError, PoolTimeoutError, StoreError, StoreUnavailableError, WriterClosedError
 from dualwrite.observability.logs import SubjectLogger
 from dualwrite.observability.outages import is_no_answer
 from dualwrite.pool.calls import UnitCall
 from dualwrite.pool.group import Group, Shared
 from dualwrite.pool.scaling import SERIAL
+from dualwrite.pool.writers import closed
 
 log = SubjectLogger(__name__)
 
@@ -55,6 +56,20 @@ class Workers:
                 name = f"dualwrite pool {self._prefix} {next(self._numbers)}"
                 self.threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self.threads[-1].start()
+
+    def run_here(self, call: UnitCall) -> None:
+        """Run a call in the calling thread, which waits for it anyway.
+
+        Raises:
+            WriterClosedError: The pool is closed.
+        """
+        if not self._waiting.count(call):
+            raise closed(self._prefix)
+        before, self._here.is_ours = self.include_this_thread, True
+        try:
+            self._run_group([call], lambda: None)
+        finally:
+            self._here.is_ours = before
 
     def drain(self, limit: Deadline, *, is_total: bool) -> Deadline:
         """Wait until the threads have run what is in the closed queue; cancel the calls that have not begun by the limit.
@@ -119,7 +134,7 @@ class Workers:
                 pass
         except BaseException as error:
             self._note_outage(error)
-            if not isinstance(error, FencedError | WriterClosedError):
+            if not isinstance(error, FencedError | PoolTimeoutError | WriterClosedError):
                 log.exception("a group ended with an unexpected error", prefix=self._prefix)
             for call in calls:
                 call.deliver_error(error)

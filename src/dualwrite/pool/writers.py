@@ -302,6 +302,63 @@ class Writers:
             raise failed[0]
 
 
+class UnclaimedWriters(Writers):
+    """Writers that have no ids, and are made when they are needed: as many as transactions run side by side, up to a limit.
+
+    Args:
+        prefix: Of the pool.
+        ids: Of the pool, which acquires none for them.
+        make: Makes an open writer.
+        most: The limit.
+        timeout: Seconds that a transaction waits if there are so many, unless it has a limit of its own.
+    """
+
+    def __init__(self, prefix: str, ids: Ids, make: Callable[[], DualWriter[Any]], *, most: int, timeout: float) -> None:
+        super().__init__(prefix, ids)
+        self._make = make
+        self._most = most
+        self._timeout = timeout
+        self._places = threading.BoundedSemaphore(most)
+
+    def __len__(self) -> int:
+        return self._most
+
+    @contextmanager
+    def checked_out(
+        self, doing: str, deadline: Deadline | None = None, *, before_claiming: Callable[[], None] | None = None
+    ) -> Iterator[DualWriter[Any]]:
+        del before_claiming  # nothing is claimed
+        limit = deadline or Deadline.after(self._timeout)
+        if not self._places.acquire(timeout=limit.left):
+            raise pool_timeout("No place in the pool was free", limit.seconds, self.doing())
+        try:
+            writer = self._free_writer()
+            self.note(writer, doing)
+            try:
+                yield writer
+            finally:
+                self._check_in(writer)
+        finally:
+            self._places.release()
+
+    def _free_writer(self) -> DualWriter[Any]:
+        try:
+            writer = self._free.get_nowait()
+        except Empty:
+            writer = None
+        if writer is not None:
+            return writer
+        if self._is_closed:
+            raise closed(self._prefix)
+        made = self._make()
+        with self._lock:
+            self._open[made] = None
+        return made
+
+    def _is_usable(self, writer: DualWriter[Any]) -> bool:
+        return writer in self._open
+
+
 def _what(doing: tuple[str, float]) -> str:
     what, since = doing
     return f"{what} (for {time.monotonic() - since:.1f} s)"

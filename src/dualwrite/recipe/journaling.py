@@ -51,7 +51,7 @@ class Journal:
         prefix: The prefix of the pools that share the gate.
         is_open: Whether the gate was open when this process has read it last; each transaction reads it.
         is_lost: Whether Kafka did not answer when it was needed last.
-        changed: Set when `is_open` has become true; whoever drains the journal waits for it.
+        written: Set when there may be something to publish, or `is_open` has become true; whoever drains waits for it.
         limits: How much it may contain.
         full: Which limit is reached, in words; kept up to date by whoever drains it.
     """
@@ -63,7 +63,7 @@ class Journal:
         self.limits = limits
         self.is_open = False
         self.is_lost = False
-        self.changed = threading.Event()
+        self.written = threading.Event()
         self.full: str | None = None
         self._epoch = 0
         self._lock = threading.Lock()
@@ -86,10 +86,16 @@ class Journal:
         self._report()
         if found:
             log.info("messages go into the journal, since its gate is open", prefix=self.prefix)
-            self.changed.set()
+            self.written.set()
         else:
             self.full = None
             log.info("messages go to Kafka again: the journal is empty, and its gate is closed", prefix=self.prefix)
+
+    def keep_open(self) -> None:
+        """Open the gate, unless it is open: messages go into the journal although Kafka answers."""
+        if self.store.open(self.prefix, self.owner, self.limits):
+            log.info('messages go into the journal from now on, since acknowledge="journaled"', prefix=self.prefix)
+        self.prepare()
 
     def lost(self, error: BaseException) -> bool:
         """Whether an error says that Kafka does not answer; if so, the gate is open when this returns.
@@ -109,7 +115,7 @@ class Journal:
                 is_news, self.is_open = not self.is_open, True
             if is_news:
                 self._report()
-            self.changed.set()
+            self.written.set()
         return True
 
     def _report(self) -> None:
@@ -238,6 +244,11 @@ class JournalRoute(Route):
     @property
     def producer(self) -> TransactionalProducer:
         return self._buffer
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether the transaction has sent any."""
+        return bool(self._buffer.entries)
 
     def record(self, transaction: StoreTransaction, decided: RecordedTransaction) -> None:
         assert isinstance(transaction, JournaledTransaction)

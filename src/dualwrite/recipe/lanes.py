@@ -18,13 +18,12 @@ from dualwrite.errors import (
     InDoubtTransactionError,
     WriterClosedError,
 )
-from dualwrite.observability import observers, tracing
 from dualwrite.observability.logs import SubjectLogger
 from dualwrite.observability.outages import DATABASE
 from dualwrite.recipe.idle import RECOVER_LIMIT
 from dualwrite.recipe.journaling import Journal, KafkaOrJournal
 from dualwrite.recipe.lane import Lane
-from dualwrite.recipe.outcomes import TransactionReport
+from dualwrite.recipe.outcomes import reported
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership, Parties
 from dualwrite.recipe.phases import BETWEEN_TRANSACTIONS, IN_TRANSACTION, MUST_RECOVER, Change, Phase
 from dualwrite.recipe.republish import LostMessages, taken_over
@@ -96,7 +95,7 @@ class Lanes:
         of = ownership, self._lost, self._acknowledge
         kafka = KafkaRoute(*of) if self._journal is None else KafkaOrJournal(*of, self._journal)
         lane = Lane(ownership, kafka, logical_id=self._id)
-        lane.watch = _reported
+        lane.watch = reported
         return lane
 
     def __iter__(self) -> Iterator[Lane]:
@@ -127,6 +126,11 @@ class Lanes:
         if self._journal is not None and self._journal.is_open:
             return not (self._are_claimed and self._lanes[self._turn].goes_on_without_kafka)
         return self.phase is not Phase.READY
+
+    @property
+    def kafka_transactional_ids(self) -> tuple[str, ...]:
+        """The lanes' ids as Kafka sees them, with their current generations."""
+        return tuple(lane.ownership.kafka_transactional_id for lane in self._lanes)
 
     @property
     def are_closed(self) -> bool:
@@ -441,13 +445,6 @@ class Lanes:
                 if other is not first:
                     first.add_note(f"dualwrite, closing the writer: {other}")
             raise first
-
-
-def _reported(lane: Lane) -> TransactionReport | None:
-    """Who reports the transaction that a lane begins; None if nobody wants to know."""
-    if lane.transaction is None or not (observers.installed or tracing.tracer is not None):
-        return None
-    return TransactionReport(lane.logical_id, lane.id, lane.transaction)
 
 
 def check_acknowledge(acknowledge: Acknowledge, kind: ProducerKind) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from time import perf_counter
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 from dualwrite.errors import (
     AfterCommitError,
@@ -17,6 +17,7 @@ from dualwrite.errors import (
     UnverifiedTransactionError,
 )
 from dualwrite.kafka.base import TransactionCoordinator
+from dualwrite.observability import observers, tracing
 from dualwrite.observability.events import (
     DatabaseCommitted,
     MessagesDelivered,
@@ -139,6 +140,20 @@ def in_doubt(
     return error
 
 
+def unknown(prefix: str, why: BaseException) -> InDoubtTransactionError:
+    """The error for a transaction of the journal whose COMMIT was not answered, if the database can't tell what came of it."""
+    error = InDoubtTransactionError(
+        "It is unknown whether the transaction committed, its messages with it: COMMIT was not answered.",
+        transactional_id=prefix,
+        cause=f"{why}",
+        next_step="check in your data whether it committed before you repeat it; if it did, its messages will be published",
+        state="",
+        database_committed=None,
+    )
+    error.__cause__ = why
+    return error
+
+
 def not_published_yet(transactional_id: str, state: PreparedTxnState | None, why: DualWriteError) -> InDoubtTransactionError:
     """The error for a transaction that Kafka has aborted after the database's commit, if its copy is not committed yet."""
     error = InDoubtTransactionError(
@@ -179,6 +194,21 @@ def has_committed_on_both_sides(
 
 
 # --- events ---------------------------------------------------------------------------------------------------------------
+
+
+class _Reported(Protocol):
+    """What runs transactions: `Lane`, `UnclaimedLane`."""
+
+    logical_id: str
+    id: str
+    transaction: OpenTransaction | None
+
+
+def reported(lane: _Reported) -> TransactionReport | None:
+    """Who reports the transaction that a lane begins; None if nobody wants to know."""
+    if lane.transaction is None or not (observers.installed or tracing.tracer is not None):
+        return None
+    return TransactionReport(lane.logical_id, lane.id, lane.transaction)
 
 
 class TransactionReport:

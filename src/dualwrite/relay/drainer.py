@@ -56,6 +56,7 @@ class Drainer(ABC):
         self._drain: Drain | None = None
         self._pauses = pauses
         self._woken = woken or threading.Event()
+        self._was_woken = False  # before this step
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"dualwrite drain {name}", daemon=True)
 
@@ -146,6 +147,8 @@ class Drainer(ABC):
 
     def _step(self) -> None:
         self.tried_at = time.monotonic()
+        self._was_woken = self._woken.is_set()
+        self._woken.clear()  # what comes from here on wakes it again
         try:
             turn = self.turn() if self._is_due() else Turn(is_last=True)
         except FencedError as error:
@@ -164,7 +167,6 @@ class Drainer(ABC):
             self._pauses.reset()
             if turn.is_last or not turn.rows:
                 self._woken.wait(self._idle_seconds())
-                self._woken.clear()
 
     def _keeps(self) -> bool:
         """Whether the id is still leased by this process, so that it is claimed again."""

@@ -16,19 +16,18 @@ from dualwrite.recipe.journaling import message_of
 from dualwrite.recovery.report import lost_error
 from dualwrite.relay.dead_letters import DeadLetters
 from dualwrite.relay.drain import Drain, Turn, sql_store
-from dualwrite.relay.source import Source, fitting
+from dualwrite.relay.source import Source
 from dualwrite.stores.journal import is_open
 from dualwrite.stores.sql.sql_journal import (
     close_gate,
     delete_entries,
     entry_of_row,
-    first_entries,
-    first_sizes,
+    first_batch,
     has_entries,
     lock_gate,
 )
 from dualwrite.stores.sql.tables import JOURNAL_TABLE_NAME
-from dualwrite.transactional_id import drainer_id
+from dualwrite.transactional_id import drainer_id, journaled_prefix
 from dualwrite.writer import DualWriter
 
 _FEW_ENTRIES: Final = 500
@@ -57,9 +56,7 @@ class JournalSource(Source):
 
     def read(self, connection: Connection, most: int, size: int) -> tuple[Sequence[Any], bool]:
         """Without locks: only the owner of the drainer's id deletes entries, and nobody changes them."""
-        sizes = first_sizes(connection, self._prefix, most)
-        fit = fitting(sizes, size)
-        return first_entries(connection, self._prefix, fit), fit < len(sizes)
+        return first_batch(connection, self._prefix, most, size)
 
     def messages(self, row: Any) -> Sequence[Message]:
         return [message_of(entry_of_row(row), at_present=row.id <= self._at_present)]
@@ -99,13 +96,15 @@ class JournalDrain(Drain):
         writer: On `drainer_id(prefix)`, without a journal of its own; its blocks must end when the messages are visible.
         prefix: The prefix.
         owner: Who drains, for people.
+        keeps_open: Never close the gate; otherwise it stays open as long as another process lives that needs it so.
     """
 
-    def __init__(self, writer: DualWriter[Any], prefix: str, owner: str) -> None:
+    def __init__(self, writer: DualWriter[Any], prefix: str, owner: str, *, keeps_open: bool = False) -> None:
         letters = DeadLetters(sql_store(writer.store), drainer_id(prefix))
         super().__init__(writer, JournalSource(prefix), dead_letters=letters)
         self._prefix = prefix
         self._owner = owner
+        self._keeps_open = keeps_open
 
     def turn(self) -> Turn:
         """Publish one batch, or close the gate if few entries are left; the turn is the last one if it is closed then.
@@ -120,11 +119,15 @@ class JournalDrain(Drain):
         try:
             self._check_none_lost()
             done = super().turn()
-            if self._store.is_local or self._has_many(done):
+            if self._keeps_open or self._store.is_local or self._has_many(done) or self._is_needed_open():
                 return done
             return done + self._close()
         except short.driver_errors as error:
             raise short.errors.translated(error, f"publishing the journal of {self._prefix}") from error
+
+    def _is_needed_open(self) -> bool:
+        """Whether a process is alive that writes into the journal always; if it were closed, that one would open it again."""
+        return any(not each.has_ended for each in self._store.leases.entries(f"{journaled_prefix(self._prefix)}."))
 
     def _has_many(self, done: Turn) -> bool:
         """Whether many entries are left: the first batches are small, however much there is."""
@@ -165,6 +168,8 @@ class JournalDrain(Drain):
         Without two-phase commit Kafka may still abort what was sent, so that the next, empty batch closes the gate.
         """
         if not self._store.is_local or (has_sent and not self.writer.is_two_phase) or self._source.has_rows(connection):
+            return False
+        if self._keeps_open or self._is_needed_open():
             return False
         epoch = self._locked(connection)
         return epoch is None or self._closed(connection, epoch)

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from typing import Final
+from typing import ClassVar, Final
 
 from dualwrite.deadline import Pauses
 from dualwrite.errors import ConfigurationError, DualWriteError, InvalidTransactionalIdError
@@ -70,6 +70,9 @@ class JournalKeeper(Drainer):
         StoreError: The database's own errors, translated.
     """
 
+    keeps_open: ClassVar[bool] = False
+    """Whether the gate stays open as long as this runs."""
+
     def __init__(
         self, store: TxnStateStore, prefix: str, kafka: Kafka | None, settings: Settings, limits: JournalLimits | None = None
     ) -> None:
@@ -80,8 +83,9 @@ class JournalKeeper(Drainer):
             raise
         if store.journal is None or store.leases is None:
             raise ConfigurationError(
-                f'when_kafka_is_down="journal" needs a SQL database, but the store is {store.description}.',
-                next_step="use PostgreSQL, MariaDB, MySQL or SQLite, or leave the option out",
+                f"A journal needs a SQL database, but the store is {store.description}.",
+                next_step='use PostgreSQL, MariaDB, MySQL or SQLite; or leave out acknowledge="journaled" and '
+                'when_kafka_is_down="journal"',
             )
         side = database_at(store.description, is_local=store.is_local)
         ids = LeasedIds(store.leases, prefix, seconds=_LEASE_SECONDS, database=side, role="journal")
@@ -91,10 +95,10 @@ class JournalKeeper(Drainer):
 
         def open_drain() -> JournalDrain:
             writer = connected(store, settings=of_drainer, kafka=kafka, session=None, acknowledge="visible")
-            return JournalDrain(writer, prefix, ids.owner)
+            return JournalDrain(writer, prefix, ids.owner, keeps_open=self.keeps_open)
 
         super().__init__(
-            name, ids, open_drain, Pauses(_OPEN_LOOK_SECONDS, _MAX_PAUSE_SECONDS, spread=0.0), woken=self.journal.changed
+            name, ids, open_drain, Pauses(_OPEN_LOOK_SECONDS, _MAX_PAUSE_SECONDS, spread=0.0), woken=self.journal.written
         )
         self._coordinator = WireTransactionCoordinator(KafkaConfig.over(kafka, settings.kafka), timeout=settings.timeouts.kafka)
         self._leases = store.leases
@@ -111,7 +115,7 @@ class JournalKeeper(Drainer):
         if counted is not None and self.journal.is_open:
             yield Reading("journal_messages", counted.entries or 0, labels)
             yield Reading("journal_bytes", counted.size or 0, labels)
-            yield Reading("journal_age_seconds", max(time.time() - counted.changed_at.timestamp(), 0.0), labels)
+            yield Reading("journal_age_seconds", counted.age(time.time()), labels)
 
     def stop(self) -> None:
         """End the thread; what is in the journal stays there, for another process or the next start."""

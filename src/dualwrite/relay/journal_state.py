@@ -18,7 +18,7 @@ from dualwrite.stores.journal import GateStatus
 from dualwrite.stores.leases import Lease, number_of
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.texts import counted
-from dualwrite.transactional_id import drainer_id, name_of
+from dualwrite.transactional_id import drainer_id, journaled_prefix, name_of
 
 SOON: Final = 60.0
 """Seconds within which a running pool publishes a journal, or begins to, once Kafka answers; usually it is one."""
@@ -149,7 +149,8 @@ def state_of(gate: GateStatus, leases: Iterable[Lease], row: StateRow | None, de
     """
     live = {each.transactional_id: each.owner for each in leases if not each.has_ended}
     publisher = live.get(drainer_id(gate.prefix))
-    pools = dict.fromkeys(owner for name, owner in live.items() if number_of(gate.prefix, name) is not None)
+    prefixes = gate.prefix, journaled_prefix(gate.prefix)
+    pools = dict.fromkeys(owner for name, owner in live.items() if any(number_of(each, name) is not None for each in prefixes))
     age = max(0.0, now - gate.changed_at.timestamp())
     batch = _batch(row, is_leased=publisher is not None)
     return JournalState(gate, age, publisher, tuple(pools), batch, dead_letters)

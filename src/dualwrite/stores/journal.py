@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dualwrite.settings import check_count, check_seconds
 from dualwrite.stores.rows import Claim
@@ -30,6 +30,11 @@ class JournalEntry(NamedTuple):
     partition: int | None
     sent_at_ms: int
     has_own_time: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of its key and value."""
+        return len(self.key or b"") + len(self.value or b"")
 
 
 class NumberedEntry(NamedTuple):
@@ -51,7 +56,7 @@ class JournalLimits:
     Args:
         entries: The maximum number of messages.
         size: The maximum number of bytes of keys and values.
-        age: The maximum number of seconds for which the gate may be open.
+        age: The maximum number of seconds for which a message may wait there.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -72,9 +77,8 @@ class JournalLimits:
             return f"it has {status.entries} messages (the limit is {self.entries})"
         if (status.size or 0) >= self.size:
             return f"its messages have {status.size} bytes (the limit is {self.size})"
-        age = now - status.changed_at.timestamp()
-        if status.is_open and age >= self.age:
-            return f"Kafka has been down for {age:.0f} s (the limit is {self.age:g})"
+        if (age := status.age(now)) >= self.age:
+            return f"its oldest message has waited for {age:.0f} s (the limit is {self.age:g})"
         return None
 
 
@@ -91,6 +95,8 @@ class GateStatus:
         size: Bytes of their keys and values; None if they were not counted.
         limits: Those of the process that has opened it the last time; None if it was never open. Each process keeps to its own.
         failure: Why its messages could not be published the last time, and the next step; None if they could.
+        oldest: When the oldest message was written, in seconds since 1970, by the clock of its process; None if they were not
+            counted, there is none, or each has a time of its own.
     """
 
     prefix: str
@@ -101,6 +107,11 @@ class GateStatus:
     size: int | None = None
     limits: JournalLimits | None = None
     failure: str | None = None
+    oldest: float | None = None
+
+    def age(self, now: float) -> float:
+        """Seconds for which the oldest message has waited; 0 if that is not known."""
+        return 0.0 if self.oldest is None else max(0.0, now - self.oldest)
 
     @property
     def is_open(self) -> bool:
@@ -132,6 +143,19 @@ class JournaledTransaction(StoreTransaction):
         """
 
 
+class UnclaimedTransaction(JournaledTransaction):
+    """A store transaction of no id: it commits its messages with its data, in the journal, and records nothing else.
+
+    So it has no fence, and any number of them run side by side. `write_journal` may happen in `commit`, which then does both in
+    one round trip and raises either's errors; the number is ignored.
+
+    Attributes:
+        own_id: What the database calls the transaction; 0 if it does not say, or has not said yet.
+    """
+
+    own_id: int = 0
+
+
 class JournalStore(ABC):
     """Keeps the journals of a database. Safe to use from several threads.
 
@@ -142,6 +166,18 @@ class JournalStore(ABC):
     @abstractmethod
     def begin(self, claim: Claim, prefix: str, *, at_once: bool) -> JournaledTransaction:
         """As `TxnStateStore.begin_soon`, or if `at_once` as `TxnStateStore.begin`."""
+
+    @abstractmethod
+    def begin_unclaimed(self, prefix: str, *, at_once: bool) -> UnclaimedTransaction:
+        """As `begin`, for a transaction of no id."""
+
+    @abstractmethod
+    def begin_unclaimed_on(self, connection: Any, prefix: str) -> UnclaimedTransaction:
+        """The same, for a transaction that the user has begun: as `TxnStateStore.begin_on`."""
+
+    @abstractmethod
+    def has_committed(self, transaction: UnclaimedTransaction, *, timeout: float) -> bool | None:
+        """After a `commit` whose outcome is unknown: what the database says, within the time; None if it does not know."""
 
     @abstractmethod
     def prepare(self, prefix: str) -> GateStatus:

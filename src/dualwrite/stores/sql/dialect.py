@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 from sqlalchemy import URL, ColumnElement, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+from dualwrite.stores.journal import JournalEntry
 from dualwrite.stores.sql.rights import Right
 
 if TYPE_CHECKING:
@@ -76,10 +77,14 @@ class Fence(NamedTuple):
     epoch: int | None = None
 
 
+NO_CLAIM: Final = Fence(0, "", "", 0)
+"""What a transaction without an id begins with, if the database does not number its transactions."""
+
+
 class Mark(NamedTuple):
     """Whose claim is read at the beginning, the token that marks the transaction, and the prefix whose gate is read, if any.
 
-    `token` needs no quoting.
+    `token` needs no quoting. Without an `id`, the transaction's `own_id` is read in place of the fence.
     """
 
     id: str
@@ -105,6 +110,14 @@ class StateRecord(NamedTuple):
     now: datetime
     gate: str | None
     seen_epoch: int | None
+
+
+class EntriesRecord(NamedTuple):
+    """What a transaction without an id writes: entries, if the gate is open. It must still have the mark `token`."""
+
+    token: str
+    gate: str
+    entries: Sequence[JournalEntry]
 
 
 class NotRecorded(Enum):
@@ -134,7 +147,7 @@ class Outgoing:
 
     error: Exception | None = None
     is_waiting: bool = False
-    record: StateRecord | None = None
+    record: StateRecord | EntriesRecord | None = None
 
     def __init__(
         self,
@@ -154,8 +167,11 @@ class Outgoing:
         `may_wait`: this may be sent with the next statement, if that saves a round trip.
         """
         del may_wait
-        query = self._context.check_fence if mark.gate is None else self._context.check_fence_and_gate
-        found: Any = self._connection.execute(query, mark._asdict()).first()
+        if not mark.id:
+            query = self._context.begin_unclaimed
+        else:
+            query = self._context.check_fence if mark.gate is None else self._context.check_fence_and_gate
+        found: Any = NO_CLAIM if query is None else self._connection.execute(query, mark._asdict()).first()
         self._begun(found)
 
     def lock(self, mark: Mark) -> None:
@@ -190,7 +206,7 @@ class Outgoing:
     def drop(self) -> None:
         """Forget what waits; before the connection is rolled back."""
 
-    def record_at_commit(self, record: StateRecord) -> bool:
+    def record_at_commit(self, record: StateRecord | EntriesRecord) -> bool:
         """Have `commit` write the record; False if that is not possible: the caller writes it now."""
         del record
         return False
@@ -313,6 +329,14 @@ class StoreDialect(ABC):
         """
         if command == "ROLLBACK":
             driver_connection(connection).rollback()
+
+    own_id: ClassVar[ColumnElement[int] | None] = None
+    """What the database calls the current transaction, if it tells later what has become of it."""
+
+    def has_committed(self, connection: Connection, own_id: int) -> bool | None:
+        """What has become of the transaction with this `own_id`; None: it has not ended, or that is not known any more."""
+        del connection, own_id
+        return None
 
     @abstractmethod
     def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:

@@ -174,9 +174,12 @@ class JoinedTransaction(RecordingTransaction):
         if not self.is_fence_checked:
             self._execute(self._lock, "checking the fence")
 
-    def _lock(self) -> None:
+    def _check_not_ended(self) -> None:
         if self._users.was_ended:
             raise self._errors.ended_by_block()
+
+    def _lock(self) -> None:
+        self._check_not_ended()
         if self._users.dialect.name == "sqlite":
             self._connection.execute(_TAKE_WRITE_LOCK)
             if not pooled_connection(self._connection).driver_connection.in_transaction:

@@ -13,7 +13,20 @@ from psycopg import Error as PsycopgError
 from psycopg import InterfaceError, OperationalError
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
-from sqlalchemy import URL, ColumnElement, Connection, Engine, Select, bindparam, event, func, literal_column, select, text
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    Select,
+    bindparam,
+    event,
+    func,
+    literal_column,
+    select,
+    text,
+)
 
 from dualwrite.errors import ConfigurationError, StoreError
 from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, Outgoing, StoreDialect, driver_error
@@ -119,6 +132,7 @@ _TABLES: Final = text(
     "ORDER BY pg_catalog.array_position(pg_catalog.current_schemas(false), n.nspname) DESC"
 )
 """The tables that unqualified names may mean, the first schema of the search_path last; no temporary ones."""
+_STATUS: Final = text("SELECT pg_catalog.txid_status(:own_id)").bindparams(bindparam("own_id", type_=BigInteger))
 _PID: Final = text("SELECT pg_catalog.pg_backend_pid()")
 _AS_CONNECTED: Final = text(
     "SELECT pg_catalog.set_config('search_path', reset_val, true) FROM pg_catalog.pg_settings WHERE name = 'search_path'"
@@ -171,6 +185,7 @@ class PostgresqlDialect(StoreDialect):
     )
     time_limit: ClassVar[str] = "statement_timeout"
     outgoing: ClassVar[type[Outgoing]] = PostgresqlOutgoing
+    own_id: ClassVar[ColumnElement[int] | None] = func.pg_catalog.txid_current(type_=BigInteger)
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
         """Time limits that the server can't enforce: for connecting, and for a peer that disappeared silently."""
@@ -289,6 +304,10 @@ class PostgresqlDialect(StoreDialect):
                 return "the connection was lost before COMMIT was sent"
             case status:
                 return f"the connection has no transaction any more ({TransactionStatus(status).name})"
+
+    def has_committed(self, connection: Connection, own_id: int) -> bool | None:
+        status = connection.scalar(_STATUS, {"own_id": own_id})
+        return None if status in (None, "in progress") else status == "committed"
 
     def commit_surely_failed(self, error: BaseException, connection: Connection) -> bool:
         """An ERROR that left the session open: the server has rolled back and waits for the next command."""

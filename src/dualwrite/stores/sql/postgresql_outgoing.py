@@ -26,6 +26,7 @@ from sqlalchemy import Connection
 
 from dualwrite.stores.sql.dialect import (
     NEXT_UNIT,
+    EntriesRecord,
     ErrorClass,
     Fence,
     Mark,
@@ -36,7 +37,7 @@ from dualwrite.stores.sql.dialect import (
 )
 from dualwrite.stores.sql.engines import replace_others
 from dualwrite.stores.sql.psycopg_sources import ConnectionView, RecipeConnection
-from dualwrite.stores.sql.tables import GATE_TABLE_NAME
+from dualwrite.stores.sql.tables import GATE_TABLE_NAME, JOURNAL_TABLE_NAME
 
 if TYPE_CHECKING:
     from dualwrite.stores.sql.sql_context import StoreContext
@@ -52,6 +53,8 @@ _COPY: Final = re.compile(r"\bcopy\b", re.IGNORECASE).search
 """COPY breaks a pipeline."""
 _EXECUTE: Final = "_execute_gen"
 """Psycopg's generator behind `Cursor.execute`."""
+_CONTENT: Final = "topic, message_key, message_value, headers, partition_number, sent_at_ms, has_own_time, size"
+"""The columns of an entry in the journal, besides its number and prefix."""
 _FAILED: Final = ExecStatus.FATAL_ERROR
 
 _used_at: Final[WeakKeyDictionary[psycopg.Connection[Any], float]] = WeakKeyDictionary()
@@ -107,12 +110,14 @@ class PostgresqlOutgoing(Outgoing):
         self._begun(_fence_in(found, text.encoding))
 
     def _check_of(self, text: _Text, mark: Mark) -> str:
-        """Marks the transaction, and reads the newest claim."""
+        """Marks the transaction, and reads the newest claim; without an id, what PostgreSQL calls the transaction."""
+        marked = f"pg_catalog.set_config('{MARKER}', '{mark.token}', true)"
+        if not mark.id:
+            return f"SELECT pg_catalog.txid_current(), '', '', 0, NULL, {marked}"
         epoch = "NULL" if mark.gate is None else self._epoch(text, mark.gate)
         return (
             f"SELECT fence, owner, store_id, transaction_number, {epoch}, "  # noqa: S608  (quoted by `_Text`)
-            f"pg_catalog.set_config('{MARKER}', '{mark.token}', true) "
-            f"FROM {self._context.home.name()} WHERE transactional_id = {text.of(mark.id)}"
+            f"{marked} FROM {self._context.home.name()} WHERE transactional_id = {text.of(mark.id)}"
         )
 
     def _epoch(self, text: _Text, gate: str) -> str:
@@ -250,7 +255,7 @@ class PostgresqlOutgoing(Outgoing):
 
     # --- record with COMMIT ---------------------------------------------------------------------------------------------------
 
-    def record_at_commit(self, record: StateRecord) -> bool:
+    def record_at_commit(self, record: StateRecord | EntriesRecord) -> bool:
         """False in a pipeline, in a transaction that has failed, or if a listener for `commit` would run too late."""
         pgconn = self._raw.pgconn
         is_open = pgconn.transaction_status == TransactionStatus.INTRANS
@@ -265,19 +270,40 @@ class PostgresqlOutgoing(Outgoing):
         if record is None:
             return
         text = _Text(self._raw)
-        gate = "" if record.gate is None else f" AND {self._epoch(text, record.gate)} = {record.seen_epoch:d}"
+        written = self._entries(text, record) if isinstance(record, EntriesRecord) else self._state(text, record)
         answers = text.execute(
-            f"WITH recorded AS (UPDATE {self._context.home.name()} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
-            f"prepared_generation = {record.of_generation:d}, transaction_number = {record.number:d}, "
-            f"delivery = {'NULL' if record.delivered is None else text.of(record.delivered)}, updated_at = '{record.now}' "
-            f"WHERE transactional_id = {text.of(record.id)} AND fence = {record.held_fence:d} "
-            f"AND store_id = {text.of(record.held_store)}{gate} RETURNING 1) "
+            f"WITH {written} RETURNING 1) "  # noqa: S608  (quoted by `_Text`)
             f"SELECT CASE WHEN pg_catalog.current_setting('{MARKER}', true) = '{record.token}' "
             "THEN 1 / pg_catalog.count(*) ELSE pg_catalog.sqrt(-1 - pg_catalog.count(*)) END FROM recorded; COMMIT"
         )
         if answers[-1].command_status != b"COMMIT":
             raise psycopg.OperationalError(f"COMMIT was answered by {answers[-1].command_status!r}")
         _used_at[self._original] = time.monotonic()
+
+    def _state(self, text: _Text, record: StateRecord) -> str:
+        gate = "" if record.gate is None else f" AND {self._epoch(text, record.gate)} = {record.seen_epoch:d}"
+        return (
+            f"recorded AS (UPDATE {self._context.home.name()} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
+            f"prepared_generation = {record.of_generation:d}, transaction_number = {record.number:d}, "
+            f"delivery = {text.of_optional(record.delivered)}, updated_at = '{record.now}' "
+            f"WHERE transactional_id = {text.of(record.id)} AND fence = {record.held_fence:d} "
+            f"AND store_id = {text.of(record.held_store)}{gate}"
+        )
+
+    def _entries(self, text: _Text, record: EntriesRecord) -> str:
+        """In the order of the entries: a sequence numbers the rows as they come."""
+        home, gate = self._context.home, text.of(record.gate)
+        rows = ", ".join(
+            f"({number}, {text.of(one.topic)}, {_bytes(one.key)}, {_bytes(one.value)}, {text.of_optional(one.headers)}, "
+            f"CAST({'NULL' if one.partition is None else one.partition} AS integer), {one.sent_at_ms:d}, {one.has_own_time}, "
+            f"{one.size:d})"
+            for number, one in enumerate(record.entries)
+        )
+        return (
+            f"open AS (SELECT FROM {home.name(GATE_TABLE_NAME)} WHERE prefix = {gate} AND epoch % 2 = 1 FOR SHARE), "  # noqa: S608  (as above)
+            f"recorded AS (INSERT INTO {home.name(JOURNAL_TABLE_NAME)} (prefix, {_CONTENT}) "
+            f"SELECT {gate}, {_CONTENT} FROM open, (VALUES {rows}) AS given (place, {_CONTENT}) ORDER BY place"
+        )
 
     def why_not_recorded(self, error: BaseException) -> NotRecorded | None:
         """There is a reason if the server has responded, and the transaction is still there, in a failed state."""
@@ -286,6 +312,10 @@ class PostgresqlOutgoing(Outgoing):
         if isinstance(error, psycopg.errors.InvalidArgumentForPowerFunction):
             return NotRecorded.NO_MARK
         return NotRecorded.NO_ROW if isinstance(error, psycopg.errors.DivisionByZero) else NotRecorded.ERROR
+
+
+def _bytes(value: bytes | None) -> str:
+    return "CAST(NULL AS bytea)" if value is None else f"pg_catalog.decode('{value.hex()}', 'hex')"
 
 
 def _fence_in(found: PGresult, encoding: str) -> Fence | None:
@@ -418,6 +448,10 @@ class _Text:
             return bytes(Escaping(self._raw.pgconn).escape_literal(value.encode(self.encoding))).decode(self.encoding)
         except UnicodeEncodeError:  # the block has set another client_encoding
             return f"pg_catalog.convert_from(pg_catalog.decode('{value.encode().hex()}', 'hex'), 'UTF8')"
+
+    def of_optional(self, value: str | None) -> str:
+        """The same, or NULL."""
+        return "NULL" if value is None else self.of(value)
 
     def execute(self, statements: str) -> Sequence[PGresult]:
         """Execute statements in one round trip, and return the results of all; after an error the rest is not executed."""

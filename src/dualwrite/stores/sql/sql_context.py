@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Dialect, Engine, Select, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, Dialect, Engine, Select, bindparam, literal, null, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from dualwrite.stores.sql.dialect import StoreDialect
@@ -115,6 +115,11 @@ class StoreContext:
         self.driver_errors: tuple[type[BaseException], ...] = (SQLAlchemyError, *([dbapi.Error] if dbapi is not None else []))
         mark, marked = dialect.marking_column(), dialect.marked_condition()
         self.check_fence: Select[Any] = NEWEST_CLAIM if mark is None else NEWEST_CLAIM.add_columns(mark)
+        self.begin_unclaimed: Select[Any] | None = None
+        if mark is not None:
+            own_id = null() if dialect.own_id is None else dialect.own_id
+            texts = literal("").label("owner"), literal("").label("store_id")
+            self.begin_unclaimed = select(own_id.label("fence"), *texts, literal(0).label("transaction_number"), mark)
         # with a journal: see JournaledTransaction
         self.check_fence_and_gate = self.check_fence.add_columns(_EPOCH.label("epoch"))
         self.lock = NEWEST_CLAIM.with_for_update()

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, case, delete, func, insert, null, select, update
 
+from dualwrite.deadline import Deadline, Pauses
 from dualwrite.errors import JournalSwitchedError, StoreError
 from dualwrite.state import Delivery, PreparedTxnState, delivery_text, state_text
 from dualwrite.stores.journal import (
@@ -17,6 +18,7 @@ from dualwrite.stores.journal import (
     JournalLimits,
     JournalStore,
     NumberedEntry,
+    UnclaimedTransaction,
     is_open,
 )
 from dualwrite.stores.rows import MAX_OWNER_LENGTH, Claim
@@ -36,16 +38,35 @@ _CHANGE: Final = (
 )
 _OPEN: Final = _CHANGE.values(max_entries=bindparam("entries"), max_size=bindparam("size"), max_age_ms=bindparam("age_ms"))
 _INSERT: Final = insert(j)
+_CONTENT: Final = [column for column in j.c if column.name != "id"]
+_INSERT_ONE: Final = insert(j).from_select(
+    _CONTENT,
+    select(*(bindparam(f"of_{column.name}", type_=column.type) for column in _CONTENT))
+    .select_from(g)
+    .where(g.c.prefix == bindparam("of_prefix", type_=j.c.prefix.type), g.c.epoch % 2 == 1)
+    .with_for_update(read=True),
+)
 _IDS: Final = select(j.c.id).where(j.c.prefix == _PREFIX).limit(bindparam("most"))
-_SIZES: Final = select(j.c.size).where(j.c.prefix == _PREFIX).order_by(j.c.id).limit(bindparam("most"))
+_SUMMED: Final = (
+    select(j, func.sum(j.c.size).over(order_by=j.c.id).label("total"))
+    .where(j.c.prefix == _PREFIX)
+    .order_by(j.c.id)
+    .limit(bindparam("most"))
+    .subquery()
+)
+_BATCH: Final = select(_SUMMED).where(_SUMMED.c.total - _SUMMED.c.size <= bindparam("bytes")).order_by(_SUMMED.c.id)
 _ENTRIES: Final = select(j).where(j.c.prefix == _PREFIX, j.c.id > bindparam("after")).order_by(j.c.id).limit(bindparam("most"))
 _DELETE: Final = delete(j).where(j.c.id.in_(bindparam("ids", expanding=True)))
 _READ_ALL: Final = select(g).order_by(g.c.prefix)
 _READ: Final = select(g).where(g.c.prefix == _PREFIX)
-_COUNT: Final = select(j.c.prefix, func.count().label("entries"), func.sum(j.c.size).label("size")).group_by(j.c.prefix)
+_WRITTEN_AT: Final = case((j.c.has_own_time, null()), else_=j.c.sent_at_ms)
+_COUNTS: Final = func.count().label("entries"), func.sum(j.c.size).label("size"), func.min(_WRITTEN_AT).label("oldest_ms")
+_COUNT: Final = select(j.c.prefix, *_COUNTS).group_by(j.c.prefix)
 _COUNT_ONE: Final = _COUNT.where(j.c.prefix == _PREFIX)
 _CREATE: Final = insert(g)
 _FAIL: Final = update(g).where(g.c.prefix == _PREFIX).values(failure=bindparam("reason"))
+_PAUSES: Final = 0.05, 1.0
+"""Seconds before a transaction that has not ended yet is looked at again, and the limit up to which they are doubled."""
 _CHUNK: Final = 1000
 """Entries of one INSERT or DELETE."""
 
@@ -76,32 +97,36 @@ def lock_gate(connection: Connection, prefix: str) -> int | None:
     return epoch
 
 
-def insert_entries(connection: Connection, prefix: str, entries: Sequence[JournalEntry]) -> int | None:
-    """Lock the gate, shared, and insert the entries if it is open. Returns its newest epoch.
+def insert_entries(connection: Connection, prefix: str, entries: Sequence[JournalEntry]) -> bool:
+    """Lock the gate, shared, and insert the entries if it is open, which is returned.
 
     The ids are in the order by cause: they are taken after every statement of the unit, so after the commit of whatever it has
     read. Two units that can't have seen each other may commit in another order than that of their ids.
     """
+    if len(entries) == 1:  # one round trip instead of two
+        values = {f"of_{name}": value for name, value in _row(prefix, entries[0]).items()}
+        return connection.execute(_INSERT_ONE, values).rowcount == 1
     epoch: int | None = connection.scalar(_SHARE, {"prefix_": prefix})
     if epoch is None or not is_open(epoch):
-        return epoch
-    rows = [
-        {
-            "prefix": prefix,
-            "topic": entry.topic,
-            "message_key": entry.key,
-            "message_value": entry.value,
-            "headers": entry.headers,
-            "partition_number": entry.partition,
-            "sent_at_ms": entry.sent_at_ms,
-            "has_own_time": entry.has_own_time,
-            "size": len(entry.key or b"") + len(entry.value or b""),
-        }
-        for entry in entries
-    ]
+        return False
+    rows = [_row(prefix, entry) for entry in entries]
     for start in range(0, len(rows), _CHUNK):
         connection.execute(_INSERT, rows[start : start + _CHUNK])
-    return epoch
+    return True
+
+
+def _row(prefix: str, entry: JournalEntry) -> dict[str, Any]:
+    return {
+        "prefix": prefix,
+        "topic": entry.topic,
+        "message_key": entry.key,
+        "message_value": entry.value,
+        "headers": entry.headers,
+        "partition_number": entry.partition,
+        "sent_at_ms": entry.sent_at_ms,
+        "has_own_time": entry.has_own_time,
+        "size": entry.size,
+    }
 
 
 def entry_of_row(row: Any) -> JournalEntry:
@@ -110,14 +135,14 @@ def entry_of_row(row: Any) -> JournalEntry:
     return JournalEntry(*content, row.sent_at_ms, row.has_own_time)
 
 
-def first_sizes(connection: Connection, prefix: str, most: int) -> Sequence[int]:
-    """The sizes of the first rows of the journal, in bytes."""
-    return connection.scalars(_SIZES, {"prefix_": prefix, "most": most}).all()
+def first_batch(connection: Connection, prefix: str, most: int, size: int) -> tuple[Sequence[Any], bool]:
+    """The first rows of the journal: as many as fit into so many rows and bytes, but one at least; and whether others did not.
 
-
-def first_entries(connection: Connection, prefix: str, most: int, *, after: int = 0) -> Sequence[Any]:
-    """The first rows of the journal whose number is above `after`."""
-    return connection.execute(_ENTRIES, {"prefix_": prefix, "most": most, "after": after}).all()
+    One row that does not fit any more may be fetched.
+    """
+    rows = connection.execute(_BATCH, {"prefix_": prefix, "most": most, "bytes": size}).all()
+    has_more = len(rows) > 1 and rows[-1].total > size
+    return (rows[:-1] if has_more else rows), has_more
 
 
 def delete_entries(connection: Connection, ids: Sequence[int]) -> int:
@@ -174,10 +199,8 @@ class RecordingTransaction(JournaledTransaction):
     def _insert_entries(self, connection: Connection, entries: Sequence[JournalEntry]) -> None:
         """Raises: JournalSwitchedError, if the gate is not open."""
         assert self._gate is not None
-        if entries:
-            epoch = insert_entries(connection, self._gate, entries)
-            if epoch is None or not is_open(epoch):
-                raise switched(self._gate, self._claim.transactional_id, epoch)
+        if entries and not insert_entries(connection, self._gate, entries):
+            raise switched(self._gate, self._claim.transactional_id, None)
 
 
 class BeginJournaled(Protocol):
@@ -186,20 +209,45 @@ class BeginJournaled(Protocol):
     def __call__(self, claim: Claim, /, *, may_wait: bool, gate: str) -> JournaledTransaction: ...
 
 
+class BeginUnclaimed(Protocol):
+    """Begins a transaction of no id, for the journal of a prefix; `on`: one that the user has begun on this connection."""
+
+    def __call__(self, prefix: str, /, *, on: Any = None, may_wait: bool = False) -> UnclaimedTransaction: ...
+
+
 class SqlJournal(JournalStore):
     """The journals of a SQL database.
 
     Args:
         short: Of the store.
         begin: Begins the store's transactions.
+        begin_unclaimed: Those of no id.
     """
 
-    def __init__(self, short: ShortTransactions, begin: BeginJournaled) -> None:
+    def __init__(self, short: ShortTransactions, begin: BeginJournaled, begin_unclaimed: BeginUnclaimed) -> None:
         self._short = short
         self._begin = begin
+        self._begin_unclaimed = begin_unclaimed
 
     def begin(self, claim: Claim, prefix: str, *, at_once: bool) -> JournaledTransaction:
         return self._begin(claim, may_wait=not at_once, gate=prefix)
+
+    def begin_unclaimed(self, prefix: str, *, at_once: bool) -> UnclaimedTransaction:
+        return self._begin_unclaimed(prefix, may_wait=not at_once)
+
+    def begin_unclaimed_on(self, connection: Any, prefix: str) -> UnclaimedTransaction:
+        return self._begin_unclaimed(prefix, on=connection)
+
+    def has_committed(self, transaction: UnclaimedTransaction, *, timeout: float) -> bool | None:
+        own_id, deadline, pauses = transaction.own_id, Deadline.after(timeout), Pauses(*_PAUSES)
+        while own_id:
+            found = self._short.query(
+                lambda connection: self._short.dialect.has_committed(connection, own_id),
+                "reading what has become of a transaction",
+            )
+            if found is not None or not deadline.pause(pauses):
+                return found
+        return None
 
     def prepare(self, prefix: str) -> GateStatus:
         found = self.gates(prefix, counts=False)
@@ -228,7 +276,8 @@ class SqlJournal(JournalStore):
 
     def entries(self, prefix: str, *, after: int = 0, most: int) -> list[NumberedEntry]:
         rows = self._short.query(
-            lambda connection: first_entries(connection, prefix, most, after=after), "reading journal entries"
+            lambda connection: connection.execute(_ENTRIES, {"prefix_": prefix, "most": most, "after": after}).all(),
+            "reading journal entries",
         )
         return [NumberedEntry(row.id, entry_of_row(row)) for row in rows]
 
@@ -247,7 +296,9 @@ class SqlJournal(JournalStore):
 def _status(row: Any, counted: Any, *, counts: bool) -> GateStatus:
     entries: int | None = None
     size: int | None = None
+    oldest: float | None = None
     if counts:
         entries, size = (0, 0) if counted is None else (int(counted.entries), int(counted.size))
+        oldest = None if counted is None or counted.oldest_ms is None else counted.oldest_ms / 1000
     limits = None if row.max_entries is None else JournalLimits(row.max_entries, row.max_size, row.max_age_ms / 1000)
-    return GateStatus(row.prefix, row.epoch, row.changed_at, row.changed_by, entries, size, limits, row.failure)
+    return GateStatus(row.prefix, row.epoch, row.changed_at, row.changed_by, entries, size, limits, row.failure, oldest)

@@ -13,7 +13,7 @@ from dualwrite.errors import StoreError
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore, U
 from dualwrite.stores.identity import StoreIdentity
-from dualwrite.stores.journal import JournalStore
+from dualwrite.stores.journal import JournalStore, UnclaimedTransaction
 from dualwrite.stores.leases import LeaseStore
 from dualwrite.stores.positions import Positions
 from dualwrite.stores.rows import (
@@ -68,6 +68,7 @@ from dualwrite.stores.sql.tables import (
     replace_identity,
     write_rows,
 )
+from dualwrite.stores.sql.unclaimed import UnclaimedJoinedTransaction, UnclaimedSqlTransaction
 from dualwrite.stores.store_transaction import StoreTransaction, UsersTransaction
 from dualwrite.transactional_id import LANE_MARK, further_lanes
 
@@ -248,7 +249,7 @@ class SqlStateStore(TxnStateStore):
 
     @property
     def journal(self) -> JournalStore:
-        return SqlJournal(self._short, self._begun)
+        return SqlJournal(self._short, self._begun, self._begun_unclaimed)
 
     def durability(self) -> Mapping[str, str]:
         return self._short.query(durability, "reading the durability settings")
@@ -333,6 +334,13 @@ class SqlStateStore(TxnStateStore):
 
     def _begun(self, claim: Claim, *, may_wait: bool, gate: str | None = None) -> SqlStoreTransaction:
         transaction = SqlStoreTransaction(self._context, claim, gate=gate)
+        transaction.begin(may_wait=may_wait)
+        return transaction
+
+    def _begun_unclaimed(self, prefix: str, *, on: Any = None, may_wait: bool = False) -> UnclaimedTransaction:
+        if on is not None:
+            return UnclaimedJoinedTransaction(self._context, prefix, on)
+        transaction = UnclaimedSqlTransaction(self._context, prefix)
         transaction.begin(may_wait=may_wait)
         return transaction
 

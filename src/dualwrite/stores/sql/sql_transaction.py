@@ -90,14 +90,16 @@ class SqlStoreTransaction(RecordingTransaction):
             outgoing = self._context.dialect.outgoing(self._context, connection, self._check_fence, self._failed_late)
             self._connection, self._outgoing = connection, outgoing
             self._context.dialect.begin(connection)
-            mark = Mark(self._claim.transactional_id, self._token, self._gate)
-            outgoing.begin(mark, may_wait=may_wait)
+            outgoing.begin(self._mark(), may_wait=may_wait)
         except BaseException as error:
             if self._connection is not None:
                 note_error(self._connection, error)
             self._release(discard=not isinstance(error, Exception))  # KeyboardInterrupt: it may come at any point in the driver
             raise
         connection.restore_guard()
+
+    def _mark(self) -> Mark:
+        return Mark(self._claim.transactional_id, self._token, self._gate)
 
     def _begin_failed(self, error: BaseException) -> DualWriteError:
         return self._errors.translated(error, "beginning a transaction")

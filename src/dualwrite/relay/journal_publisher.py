@@ -1,0 +1,116 @@
+"""Publishes the journal of pools that write into it always (`acknowledge="journaled"`), as soon as something is in it.
+
+Each process has such a thread, and one of them publishes: that with the lease on the drainer's id. It is woken by the commits
+of its own process; and on PostgreSQL by those of others, whose threads notify it once for all commits of a moment. NOTIFY in
+the transactions themselves would make PostgreSQL commit them one after another.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from hashlib import blake2s
+from typing import ClassVar, Final
+
+from sqlalchemy import func, select
+
+from dualwrite.observability.logs import SubjectLogger
+from dualwrite.observability.outages import database_at
+from dualwrite.opening import Kafka
+from dualwrite.pool.pool_ids import LeasedIds
+from dualwrite.relay.drain import sql_store
+from dualwrite.relay.journal_keeper import JournalKeeper
+from dualwrite.relay.listener import Listener
+from dualwrite.settings import Settings
+from dualwrite.stores.base import TxnStateStore
+from dualwrite.stores.journal import JournalLimits
+from dualwrite.transactional_id import journaled_prefix
+
+log = SubjectLogger(__name__)
+
+_LOOK_SECONDS: Final = 0.5
+"""Seconds between two looks at the gate, at what the journal contains, and at whether nobody publishes it."""
+
+_POLL_SECONDS: Final = 0.05
+"""Seconds between two looks for messages of other processes, if the database can't notify."""
+
+_PAUSE_SECONDS: Final = 0.005
+"""Seconds between two notifications: one is enough for all that is committed meanwhile."""
+
+_LEASE_SECONDS: Final = 15.0
+"""Seconds after which the gate may close, if this process has died."""
+
+
+class JournalPublisher(JournalKeeper):
+    """The journal of a prefix whose gate stays open as long as this runs, and the thread that publishes it.
+
+    Args: as for `JournalKeeper`.
+
+    Raises: as `JournalKeeper`.
+    """
+
+    keeps_open: ClassVar[bool] = True
+
+    def __init__(
+        self, store: TxnStateStore, prefix: str, kafka: Kafka | None, settings: Settings, limits: JournalLimits | None = None
+    ) -> None:
+        super().__init__(store, prefix, kafka, settings, limits)
+        of_sql = sql_store(store)
+        self._short = of_sql.short_transactions
+        self._engine = of_sql.engine
+        self._channel = f"dualwrite_{blake2s(prefix.encode(), digest_size=8).hexdigest()}"
+        self._can_notify = self._engine.dialect.name == "postgresql"
+        self._listening = ExitStack()
+        self._leases_at = 0.0
+        side = database_at(store.description, is_local=store.is_local)
+        self._alive = LeasedIds(of_sql.leases, journaled_prefix(prefix), seconds=_LEASE_SECONDS, database=side)
+        try:
+            self._alive.acquire(1)  # first: nobody may close the gate after it was opened
+            self.journal.keep_open()
+        except BaseException:
+            self._end()
+            raise
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._read_at >= _LOOK_SECONDS:
+            self._look()
+            if not self.journal.is_open:
+                self.journal.keep_open()
+        if self.name not in self._ids.held and not self._takes_over(now):
+            if self._was_woken:
+                self._notify()
+            return False
+        if self._drain is None:
+            return self._kafka_answers()
+        return self._was_woken or self._drain.has_rows()
+
+    def _takes_over(self, now: float) -> bool:
+        """Whether this process publishes from now on; tried from time to time."""
+        if now < self._leases_at:
+            return False
+        self._leases_at = now + _LOOK_SECONDS
+        if not self._is_leased():
+            return False
+        if self._can_notify:
+            self._listening.enter_context(Listener(self._engine, self._channel, self.journal.prefix, self.wake))
+        return True
+
+    def _notify(self) -> None:
+        """Tell the process that publishes that there is something."""
+        self._stopping.wait(_PAUSE_SECONDS)
+        if self._can_notify:
+            notify = select(func.pg_notify(self._channel, ""))
+            self._short.query(lambda connection: connection.execute(notify).first(), "notifying the publisher")
+
+    def _idle_seconds(self) -> float:
+        return _LOOK_SECONDS if self._can_notify or self.name not in self._ids.held else _POLL_SECONDS
+
+    def _lost(self) -> None:
+        self._listening.close()
+        super()._lost()
+
+    def _end(self) -> None:
+        self._listening.close()
+        super()._end()
+        self._alive.close()
