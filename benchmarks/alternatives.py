@@ -56,7 +56,11 @@ POOL: Final = "pool"
 DECIDED: Final = "pool-decided"
 JOINED: Final = "joined"
 JOINED_DECIDED: Final = "joined-decided"
-ALTERNATIVES: Final = (PLAIN, NAIVE, OUTBOX, WRITERS, OWN, JOINED, JOINED_DECIDED, POOL, DECIDED)
+JOURNALED: Final = "pool-journaled"
+JOINED_JOURNALED: Final = "joined-journaled"
+ALTERNATIVES: Final = (
+    *(PLAIN, NAIVE, OUTBOX, WRITERS, OWN, JOINED, JOINED_DECIDED, JOINED_JOURNALED, POOL, DECIDED, JOURNALED),
+)
 COUNTED: Final = "pool-counted"
 PROMETHEUS: Final = "pool-prometheus"
 OTEL: Final = "pool-otel"
@@ -69,8 +73,8 @@ OBSERVED: Final = (COUNTED, PROMETHEUS, OTEL, UNSAMPLED, SAMPLED, TRACED, EVERYT
 _SAMPLED: Final = {UNSAMPLED: 0.0, SAMPLED: 0.05, TRACED: 1.0, EVERYTHING: 0.05}
 """The part of the units that is traced."""
 
-POOLS: Final = (OWN, POOL, DECIDED, *OBSERVED)
-JOINS: Final = (JOINED, JOINED_DECIDED)
+POOLS: Final = (OWN, POOL, DECIDED, JOURNALED, *OBSERVED)
+JOINS: Final = (JOINED, JOINED_DECIDED, JOINED_JOURNALED)
 """The pool, joined by the callers' own connections."""
 TITLES: Final = {
     PLAIN: "plain commit",
@@ -82,6 +86,8 @@ TITLES: Final = {
     DECIDED: 'pool, "decided"',
     JOINED: "joined, on the caller's own",
     JOINED_DECIDED: 'joined, "decided"',
+    JOURNALED: 'pool, "journaled"',
+    JOINED_JOURNALED: 'joined, "journaled"',
     COUNTED: "an observer that counts",
     PROMETHEUS: "metrics, Prometheus",
     OTEL: "metrics, OpenTelemetry",
@@ -90,6 +96,15 @@ TITLES: Final = {
     TRACED: "traces, of each unit",
     EVERYTHING: "Prometheus, traces of 5 %, console",
 }
+_ACKNOWLEDGE: Final[dict[str, Any]] = {
+    DECIDED: "decided",
+    JOINED_DECIDED: "decided",
+    JOURNALED: "journaled",
+    JOINED_JOURNALED: "journaled",
+}
+_OF_THE_POOL: Final = 3
+"""Connections of a pool for leases and for publishing."""
+
 _LIMIT: Final = 60.0
 _POLL: Final = 0.1
 
@@ -198,7 +213,8 @@ class Delivery:
 
 def _store(case: Case, target: Target) -> SqlStateStore:
     if case.handle == CORE:
-        return SqlStateStore(create_engine(target.url, pool_size=KEPT_CONNECTIONS), owns_engine=True)
+        size = max(KEPT_CONNECTIONS, case.connections + _OF_THE_POOL) if case.alternative == JOURNALED else KEPT_CONNECTIONS
+        return SqlStateStore(create_engine(target.url, pool_size=size), owns_engine=True)
     return SqlStateStore.from_psycopg(partial(psycopg.connect, target.conninfo))
 
 
@@ -209,7 +225,7 @@ def _unit(tx: dualwrite.Transaction, insert: Callable[[Any, Order], None], topic
 
 def _arguments(case: Case, target: Target) -> dict[str, Any]:
     """Of `create_pool`."""
-    options = dualwrite.PoolOptions(acknowledge="decided" if case.alternative in (DECIDED, JOINED_DECIDED) else "visible")
+    options = dualwrite.PoolOptions(acknowledge=_ACKNOWLEDGE.get(case.alternative, "visible"))
     size = {} if case.pool_size is None else {"size": case.pool_size}
     return {"prefix": "benchmark-pool", "kafka": target.kafka, "settings": target.settings, "options": options, **size}
 

@@ -8,12 +8,14 @@ the transactions themselves would make PostgreSQL commit them one after another.
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from hashlib import blake2s
 from typing import ClassVar, Final
 
 from sqlalchemy import func, select
 
+from dualwrite.deadline import Deadline
+from dualwrite.errors import DualWriteError
 from dualwrite.observability.logs import SubjectLogger
 from dualwrite.observability.outages import database_at
 from dualwrite.opening import Kafka
@@ -36,6 +38,9 @@ _POLL_SECONDS: Final = 0.05
 
 _PAUSE_SECONDS: Final = 0.005
 """Seconds between two notifications: one is enough for all that is committed meanwhile."""
+
+_END_SECONDS: Final = 5.0
+"""Seconds for publishing what is left when the process ends."""
 
 _LEASE_SECONDS: Final = 15.0
 """Seconds after which the gate may close, if this process has died."""
@@ -111,6 +116,17 @@ class JournalPublisher(JournalKeeper):
         super()._lost()
 
     def _end(self) -> None:
+        with suppress(DualWriteError):  # another process, or the next start, publishes it
+            self._publish_rest()
         self._listening.close()
         super()._end()
         self._alive.close()
+
+    def _publish_rest(self) -> None:
+        """What this process has committed before its end; who does not publish tells the one that does."""
+        if self._drain is None:
+            self._notify()
+            return
+        limit = Deadline.after(_END_SECONDS)
+        while self._drain is not None and self._drain.has_rows() and not limit.expired:
+            self.turn()

@@ -39,12 +39,16 @@ _CHANGE: Final = (
 _OPEN: Final = _CHANGE.values(max_entries=bindparam("entries"), max_size=bindparam("size"), max_age_ms=bindparam("age_ms"))
 _INSERT: Final = insert(j)
 _CONTENT: Final = [column for column in j.c if column.name != "id"]
-_INSERT_ONE: Final = insert(j).from_select(
-    _CONTENT,
-    select(*(bindparam(f"of_{column.name}", type_=column.type) for column in _CONTENT))
-    .select_from(g)
-    .where(g.c.prefix == bindparam("of_prefix", type_=j.c.prefix.type), g.c.epoch % 2 == 1)
-    .with_for_update(read=True),
+_INSERT_ONE: Final = (
+    insert(j)
+    .from_select(
+        _CONTENT,
+        select(*(bindparam(f"of_{column.name}", type_=column.type) for column in _CONTENT))
+        .select_from(g)
+        .where(g.c.prefix == bindparam("of_prefix", type_=j.c.prefix.type), g.c.epoch % 2 == 1)
+        .with_for_update(read=True),
+    )
+    .execution_options(preserve_rowcount=True)
 )
 _IDS: Final = select(j.c.id).where(j.c.prefix == _PREFIX).limit(bindparam("most"))
 _SUMMED: Final = (
