@@ -30,7 +30,7 @@ def opened(url: str, kafka: dict[str, Any], prefix: str) -> WriterPool[Any]:
         timeout=LIMIT,
         lease=float(os.environ.get("LEASE", "2")),
         when_kafka_is_down="journal",
-        acknowledge="decided" if os.environ.get("ACKNOWLEDGE") == "decided" else "visible",
+        acknowledge=os.environ.get("ACKNOWLEDGE", "visible"),  # type: ignore[arg-type]  # checked there
     )
     two_phase = None if os.environ.get("TWO_PHASE") != "no" else False
     isolation = os.environ.get("ISOLATION")

@@ -18,10 +18,10 @@ import pytest
 import sqlalchemy as sa
 
 import dualwrite
-from crash.scene import Scene
+from crash.scene import Scene, Worker
 from crash.worker import say
 from dualwrite import Transaction
-from dualwrite.relay import journal_keeper
+from dualwrite.relay import journal_keeper, journal_publisher
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from fixtures.broker import read_topic
@@ -45,6 +45,12 @@ def link(tx: Transaction[sa.Connection], topic: str, seen: list[Transaction[Any]
 CREATE = """
 CREATE TABLE IF NOT EXISTS chains (topic varchar(100), chain integer, link integer, PRIMARY KEY (topic, chain))
 """
+
+
+def chain_worker(scene: Scene, failpoints: str = "", **environment: str) -> Worker:
+    """A process that adds links, through a pool with a journal."""
+    where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic, "3"]
+    return Worker(where, failpoints, module="journal.chain_worker", **environment)
 
 
 def begin_chains(scene: Scene) -> None:
@@ -81,7 +87,8 @@ def until_drained(scene: Scene) -> None:
 
 def shorten_leases() -> None:
     """In a process that a test kills: after its death another one empties the journal soon, instead of 15 s later."""
-    pytest.MonkeyPatch().setattr(journal_keeper, "_LEASE_SECONDS", limit(2))
+    for module in (journal_keeper, journal_publisher):
+        pytest.MonkeyPatch().setattr(module, "_LEASE_SECONDS", limit(2))
 
 
 def die_at_failpoint(has_journaled: Callable[[], bool]) -> None:

@@ -13,20 +13,15 @@ from itertools import product
 import pytest
 
 from crash.cases import JOURNAL_POINTS
-from crash.scene import Scene, Worker
+from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
 from fixtures.broker_door import BrokerBehindDoor
 from fixtures.pace import LIMIT
 from fixtures.tiers import thinned
-from journal.chains import assert_chains, begin_chains, until_drained
+from journal.chains import assert_chains, begin_chains, chain_worker, until_drained
 from journal.conftest import BEHIND_DOOR, KILLED
 
 pytestmark = pytest.mark.slow
-
-
-def chain_worker(scene: Scene, failpoints: str = "", **environment: str) -> Worker:
-    where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic, "3"]
-    return Worker(where, failpoints, module="journal.chain_worker", **environment)
 
 
 def flap(

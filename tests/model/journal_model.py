@@ -453,7 +453,9 @@ SCENES |= {
     for isolation, units in _ISOLATION.items()
     for number in (0, 1)
 }
-SCENES["two that write into the journal always, and one that does not"] = Scene((*_TWO, READ_COMMITTED), (CLOSE,), always=frozenset({0, 1}))
+SCENES["two that write into the journal always, and one that does not"] = Scene(
+    (*_TWO, READ_COMMITTED), (CLOSE,), always=frozenset({0, 1})
+)
 """Each is explored completely within seconds."""
 
 LEARNED_OTHERWISE: Final = Scene((READ_COMMITTED, SNAPSHOT), (DOWN,), channel=True)
