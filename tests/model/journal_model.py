@@ -206,12 +206,8 @@ def _unit(scene: Scene, s: State, number: int, unit: Unit) -> Next:
             return
         case "new" if number in scene.elsewhere and "CL-id" not in scene.without:
             yield "is refused: it has another cluster's address", _with(s, number, Unit("refused"))
-        case "new" if number in scene.always:
-            yield "begins, for the journal", _with(s, number, Unit("begun", _ALWAYS, snapshot=_committed(s)))
         case "new":
-            is_ignored = not scene.without.isdisjoint(_IGNORED) and s.is_up
-            gate = Gate(False, s.gate.epoch) if is_ignored else s.gate
-            yield "begins", _with(s, number, Unit("begun", gate, snapshot=_committed(s)))
+            yield "begins", _with(s, number, Unit("begun", _gate_of(scene, s, number), snapshot=_committed(s)))
         case "begun":
             yield from _working(scene, s, number, unit)
         case "recorded":
@@ -228,6 +224,14 @@ def _unit(scene: Scene, s: State, number: int, unit: Unit) -> Next:
                 yield "loses its writer", _spent(_with(s, number, unit._replace(is_dead=True)), KILL)
         case _:
             return
+
+
+def _gate_of(scene: Scene, s: State, number: int) -> Gate:
+    """The gate that a unit has when it begins."""
+    if number in scene.always:
+        return _ALWAYS
+    is_ignored = not scene.without.isdisjoint(_IGNORED) and s.is_up
+    return Gate(False, s.gate.epoch) if is_ignored else s.gate
 
 
 def _working(scene: Scene, s: State, number: int, unit: Unit) -> Next:
