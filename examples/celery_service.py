@@ -19,7 +19,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import worker_process_shutdown
 from sqlalchemy import Column, Connection, MetaData, String, Table, insert, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 import dualwrite
 
@@ -62,9 +62,11 @@ def may_succeed_later(error: dualwrite.DualWriteError | DBAPIError) -> bool:
 
 def write_order(tx: dualwrite.Transaction[Connection], key: str, item: str) -> bool:
     """The unit of work: it acts only through `tx`, since it may run again."""
-    if tx.db.execute(select(orders.c.id).where(orders.c.id == key)).first() is not None:
+    try:
+        with tx.db.begin_nested():
+            tx.db.execute(insert(orders).values(id=key, item=item))
+    except IntegrityError:  # it has been taken, perhaps by another process while this one waited for it
         return False
-    tx.db.execute(insert(orders).values(id=key, item=item))
     tx.send(TOPIC, json.dumps({"id": key, "item": item}), key=key)
     return True
 
