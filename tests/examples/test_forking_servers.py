@@ -1,4 +1,4 @@
-"""The services of gunicorn, Celery and Dramatiq, with their real servers: worker processes are killed, and every order is taken once."""
+"""The services of gunicorn, Celery and Dramatiq on their real servers: processes are killed, every order is taken once."""
 
 from __future__ import annotations
 
@@ -181,7 +181,8 @@ def test_dramatiq(environment: dict[str, str], new_name: Callable[[str], str], c
     with psycopg.connect(url) as connection:
         dramatiq_postgres.schema.init(connection.cursor())
     wanted = {str(number): f"item {number}" for number in range(8)}
-    send = f"import shop_broker, dramatiq_service\nfor order in {list(wanted.items())!r} * 2: dramatiq_service.take_order.send(*order)"
+    twice = list(wanted.items()) * 2
+    send = f"import shop_broker, dramatiq_service\nfor order in {twice!r}: dramatiq_service.take_order.send(*order)"
     subprocess.run([sys.executable, "-c", send], cwd=tmp_path, env=environment, timeout=LIMIT, check=True)
     command = ["dramatiq", "shop_broker", "dramatiq_service", "--processes", "2", "--threads", "2"]
     fatal = {**environment, "DUALWRITE_TESTING": "1", "DUALWRITE_FAILPOINTS": "before_kafka_commit#2=kill"}
