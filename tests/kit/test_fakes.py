@@ -1,4 +1,4 @@
-"""`FakeTransaction`, `FakeAsyncTransaction`, `FakePool`, `FakeMessage`: they have and refuse what the real ones have and refuse."""
+"""FakeTransaction, FakeAsyncTransaction, FakePool, FakeMessage: they have and refuse what the real ones have and refuse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -450,9 +450,9 @@ def test_joined_messages_and_sessions_are_checked(engine: sa.Engine) -> None:
         session.commit()
     assert tx.outcome == "journaled"
     assert pool.sent_offsets == {"shop": {("incoming", 0): 17}}
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        with pytest.raises(dualwrite.UsageError, match="AUTOCOMMIT"):
-            pool.join(connection)
+    refused = pytest.raises(dualwrite.UsageError, match="AUTOCOMMIT")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, refused:
+        pool.join(connection)
 
 
 def test_an_async_session_is_joined_by_the_same_pool(tmp_path: Path) -> None:
@@ -468,10 +468,9 @@ def test_an_async_session_is_joined_by_the_same_pool(tmp_path: Path) -> None:
             place(session, pool, "chair")
             await session.rollback()
         await engine.dispose()
-        async with aiosqlite.connect(tmp_path / "shop.db") as own:
-            async with pool.transaction(connection=own) as tx:
-                await own.execute("INSERT INTO orders (item) VALUES ('table')")
-                tx.send("orders", "table")
+        async with aiosqlite.connect(tmp_path / "shop.db") as own, pool.transaction(connection=own) as tx:
+            await own.execute("INSERT INTO orders (item) VALUES ('table')")
+            tx.send("orders", "table")
 
     asyncio.run(work())
     assert values(pool) == ["lamp", "table"]
@@ -484,8 +483,9 @@ def test_a_drivers_connection_is_joined(tmp_path: Path) -> None:
         with pool.transaction(connection=connection) as tx:
             connection.execute("INSERT INTO orders VALUES ('lamp')")
             tx.send("orders", "lamp")
-        with pytest.raises(ZeroDivisionError), pool.transaction(connection=connection) as tx:
+        with suppress(ZeroDivisionError), pool.transaction(connection=connection) as tx:
             connection.execute("INSERT INTO orders VALUES ('chair')")
-            tx.send("orders", str(1 / 0))
+            tx.send("orders", "chair")
+            raise ZeroDivisionError
         assert connection.execute("SELECT item FROM orders").fetchall() == [("lamp",)]
     assert values(pool) == ["lamp"]
