@@ -35,10 +35,19 @@ def pool() -> dualwrite.WriterPool[Any]:
     """The pool of this process; call it only after the fork. A process runs one task at a time, so it needs one writer."""
     created = dualwrite.create_pool(prefix="shop", size=1)  # the other settings come from the environment
     try:
+        create_table(created)
+    except BaseException:  # the next task tries again
+        created.close()
+        raise
+    return created
+
+
+def create_table(created: dualwrite.WriterPool[Any]) -> None:
+    """Create the service's table, if it does not exist."""
+    try:
         created.run(lambda tx: orders.create(tx.db, checkfirst=True))
     except DBAPIError:  # of several processes that start at once, only one can create it
         created.run(lambda tx: tx.db.execute(select(orders).limit(1)))  # raises if the table does not exist
-    return created
 
 
 @app.task(bind=True, acks_late=True, reject_on_worker_lost=True, max_retries=5)

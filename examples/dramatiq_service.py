@@ -53,10 +53,19 @@ def open_pool() -> dualwrite.WriterPool[Any]:
     """A pool, and the service's table."""
     created = dualwrite.create_pool(prefix="shop", size=2)  # the other settings come from the environment
     try:
+        create_table(created)
+    except BaseException:
+        created.close()
+        raise
+    return created
+
+
+def create_table(created: dualwrite.WriterPool[Any]) -> None:
+    """Create the service's table, if it does not exist."""
+    try:
         created.run(lambda tx: orders.create(tx.db, checkfirst=True))
     except DBAPIError:  # of several processes that start at once, only one can create it
         created.run(lambda tx: tx.db.execute(select(orders).limit(1)))  # raises if the table does not exist
-    return created
 
 
 pool = ProcessPool()
