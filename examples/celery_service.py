@@ -19,7 +19,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import worker_process_shutdown
 from sqlalchemy import Column, Connection, MetaData, String, Table, insert, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 import dualwrite
 
@@ -35,10 +35,19 @@ def pool() -> dualwrite.WriterPool[Any]:
     """The pool of this process; call it only after the fork. A process runs one task at a time, so it needs one writer."""
     created = dualwrite.create_pool(prefix="shop", size=1)  # the other settings come from the environment
     try:
+        create_table(created)
+    except BaseException:  # the next task tries again
+        created.close()
+        raise
+    return created
+
+
+def create_table(created: dualwrite.WriterPool[Any]) -> None:
+    """Create the service's table, if it does not exist."""
+    try:
         created.run(lambda tx: orders.create(tx.db, checkfirst=True))
     except DBAPIError:  # of several processes that start at once, only one can create it
         created.run(lambda tx: tx.db.execute(select(orders).limit(1)))  # raises if the table does not exist
-    return created
 
 
 @app.task(bind=True, acks_late=True, reject_on_worker_lost=True, max_retries=5)
@@ -62,9 +71,11 @@ def may_succeed_later(error: dualwrite.DualWriteError | DBAPIError) -> bool:
 
 def write_order(tx: dualwrite.Transaction[Connection], key: str, item: str) -> bool:
     """The unit of work: it acts only through `tx`, since it may run again."""
-    if tx.db.execute(select(orders.c.id).where(orders.c.id == key)).first() is not None:
+    try:
+        with tx.db.begin_nested():
+            tx.db.execute(insert(orders).values(id=key, item=item))
+    except IntegrityError:  # it has been taken, perhaps by another process while this one waited for it
         return False
-    tx.db.execute(insert(orders).values(id=key, item=item))
     tx.send(TOPIC, json.dumps({"id": key, "item": item}), key=key)
     return True
 

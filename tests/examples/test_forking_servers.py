@@ -1,4 +1,4 @@
-"""The services of gunicorn and Celery, with their real servers: worker processes are killed, and every order is taken once."""
+"""The services of gunicorn, Celery and Dramatiq on their real servers: processes are killed, every order is taken once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import dramatiq_postgres.schema
 import psutil
+import psycopg
 import pytest
 from celery import Celery
 from sqlalchemy import NullPool, create_engine, text
@@ -114,8 +116,15 @@ def test_gunicorn(environment: dict[str, str], new_name: Callable[[str], str], c
     assert orders_in(committed(topic)) == sorted(wanted.items())
 
 
-@pytest.mark.soak  # in CI: Gunicorn, which forks in the same way
-def test_celery(environment: dict[str, str], new_name: Callable[[str], str], committed: Committed, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("orders", "fatal"), [(4, None), pytest.param(20, 9, marks=pytest.mark.soak)])
+def test_celery(
+    environment: dict[str, str],
+    new_name: Callable[[str], str],
+    committed: Committed,
+    tmp_path: Path,
+    orders: int,
+    fatal: int | None,
+) -> None:
     topic = new_name("topic")
     modules(tmp_path, "celery_service", topic)
     queue, control = tmp_path / "queue", tmp_path / "control"
@@ -134,7 +143,7 @@ def test_celery(environment: dict[str, str], new_name: Callable[[str], str], com
     config = "".join(f"{name} = {value!r}\n" for name, value in settings.items())
     (tmp_path / "celeryconfig.py").write_text(config, encoding="utf-8")
     sender = Celery("sender", changes=settings)
-    wanted = {str(number): f"item {number}" for number in range(20)}
+    wanted = {str(number): f"item {number}" for number in range(orders)}
     for key, item in wanted.items():
         for _ in range(2):  # each is sent twice
             sender.send_task("celery_service.take_order", (key, item))
@@ -142,7 +151,7 @@ def test_celery(environment: dict[str, str], new_name: Callable[[str], str], com
         **environment,
         "CELERY_CONFIG_MODULE": "celeryconfig",
         "DUALWRITE_TESTING": "1",
-        "DUALWRITE_FAILPOINTS": "before_kafka_commit#9=kill",  # each process of the worker dies in its ninth transaction
+        "DUALWRITE_FAILPOINTS": f"before_kafka_commit#{fatal}=kill" if fatal else "",  # in each process of the worker
     }
     command = ["celery", "-A", "celery_service", "worker", "--concurrency", "2", "--loglevel", "INFO"]
     with running(command, tmp_path, environment):
@@ -151,7 +160,39 @@ def test_celery(environment: dict[str, str], new_name: Callable[[str], str], com
         )
         until(lambda: not any(queue.iterdir()), "every task was taken")
         time.sleep(0.1)
-    assert b"SIGKILL" in (tmp_path / "server.log").read_bytes()
+    assert (b"SIGKILL" in (tmp_path / "server.log").read_bytes()) == (fatal is not None)
+    recovered(environment)
+    assert rows(environment) == wanted
+    assert orders_in(committed(topic)) == sorted(wanted.items())
+
+
+BROKER = """\
+import dramatiq, dramatiq_postgres
+broker = dramatiq_postgres.PostgresBroker(url={url!r}, heartbeat_interval=0.2, heartbeat_ttl=2, maintenance_interval=0.2)
+dramatiq.set_broker(broker)
+"""
+
+
+def test_dramatiq(environment: dict[str, str], new_name: Callable[[str], str], committed: Committed, tmp_path: Path) -> None:
+    """One of its processes dies, which ends all of them; those of the next start take what is left."""
+    modules(tmp_path, "dramatiq_service", topic := new_name("topic"))
+    url = environment["DUALWRITE_DATABASE_URL"].replace("+psycopg", "")
+    (tmp_path / "shop_broker.py").write_text(BROKER.format(url=url), encoding="utf-8")
+    with psycopg.connect(url) as connection:
+        dramatiq_postgres.schema.init(connection.cursor())
+    wanted = {str(number): f"item {number}" for number in range(8)}
+    twice = list(wanted.items()) * 2
+    send = f"import shop_broker, dramatiq_service\nfor order in {twice!r}: dramatiq_service.take_order.send(*order)"
+    subprocess.run([sys.executable, "-c", send], cwd=tmp_path, env=environment, timeout=LIMIT, check=True)
+    command = ["dramatiq", "shop_broker", "dramatiq_service", "--threads", "2", "--processes"]
+    fatal = {**environment, "DUALWRITE_TESTING": "1", "DUALWRITE_FAILPOINTS": "before_kafka_commit#2=kill"}
+    log = (tmp_path / "first.log").open("wb")
+    with log, subprocess.Popen([sys.executable, "-m", *command, "2"], cwd=tmp_path, env=fatal, stdout=log, stderr=log) as first:
+        assert ended(psutil.Process(first.pid)) != 0
+    assert b"exited unexpectedly (code -9)" in (tmp_path / "first.log").read_bytes()
+    left = "SELECT count(*) FROM dramatiq.queue"
+    with running([*command, "1"], tmp_path, environment), psycopg.connect(url, autocommit=True) as connection:
+        until(lambda: connection.execute(left).fetchone() == (0,), lambda: (tmp_path / "server.log").read_text()[-4000:])
     recovered(environment)
     assert rows(environment) == wanted
     assert orders_in(committed(topic)) == sorted(wanted.items())

@@ -1,17 +1,22 @@
-"""`FakeTransaction`, `FakeAsyncTransaction`, `FakeMessage`: they have and refuse what the real ones have and refuse."""
+"""FakeTransaction, FakeAsyncTransaction, FakePool, FakeMessage: they have and refuse what the real ones have and refuse."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import pytest
 import sqlalchemy as sa
 from confluent_kafka import Consumer, Message, TopicPartition
 from pydantic import BaseModel
 from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, sessionmaker
 
 import dualwrite
@@ -20,7 +25,7 @@ from dualwrite.aio.async_transaction import AsyncTransaction
 from dualwrite.kafka.base import GroupMetadata
 from dualwrite.processor import to_arrow
 from dualwrite.testing import failpoints
-from dualwrite.testing.fakes import FakeAsyncTransaction, FakeMessage, FakeTransaction
+from dualwrite.testing.fakes import FakeAsyncTransaction, FakeMessage, FakePool, FakeTransaction
 from dualwrite.testing.sent import SentMessage
 from fixtures.tables import table
 
@@ -374,3 +379,113 @@ def test_every_member_of_an_async_transaction_works_on_a_fake(engine: sa.Engine)
                     await result
 
     asyncio.run(test())
+
+
+# --- a pool that is joined --------------------------------------------------------------------------------------------
+
+
+def place(session: Session, pool: Any, item: str) -> Any:
+    session.add(Order(item=item))
+    tx = pool.join(session)
+    tx.send("orders", item, key=item)
+    return tx
+
+
+def values(pool: FakePool) -> list[str | None]:
+    return [message.text for message in pool.sent]
+
+
+def test_a_joined_session_sends_when_it_commits(engine: sa.Engine) -> None:
+    pool = FakePool()
+    with Session(engine) as session:
+        tx = place(session, pool, "lamp")
+        assert pool.join(session)._opened is tx._opened
+        assert (values(pool), tx.outcome) == ([], None)
+        session.commit()
+        assert (values(pool), tx.outcome) == (["lamp"], "published")
+        with pytest.raises(dualwrite.WriterClosedError):
+            tx.send("orders", "late")
+        place(session, pool, "chair")
+        session.rollback()
+        place(session, pool, "table")
+        with session.begin_nested() as savepoint:
+            place(session, pool, "desk")
+            savepoint.rollback()
+        with session.begin_nested():
+            place(session, pool, "shelf")
+        session.commit()
+        place(session, pool, "sofa")
+    assert values(pool) == ["lamp", "table", "shelf"]
+    assert [message.key_text for message in pool.sent] == values(pool)
+    with engine.connect() as connection:
+        assert connection.scalars(sa.select(Order.item).order_by(Order.id)).all() == values(pool)
+
+
+def test_a_joined_commit_that_fails_sends_nothing(engine: sa.Engine) -> None:
+    pool = FakePool()
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE late (id INT REFERENCES orders DEFERRABLE INITIALLY DEFERRED)"))
+    with Session(engine) as session:
+        session.execute(sa.text("PRAGMA foreign_keys = ON"))
+        session.commit()
+        session.execute(sa.text("INSERT INTO late VALUES (17)"))
+        place(session, pool, "lamp")
+        with pytest.raises(dualwrite.StoreCommitFailedError, match="FOREIGN KEY"):  # as of a real pool
+            session.commit()
+        session.rollback()
+        assert session.scalars(sa.select(Order)).all() == []
+    assert pool.sent == []
+
+
+def test_joined_messages_and_sessions_are_checked(engine: sa.Engine) -> None:
+    pool, other = FakePool(outcome="journaled"), FakePool()
+    with Session(engine) as session:
+        with pytest.raises(dualwrite.InvalidMessageError):
+            pool.join(session).send("no topic", "lamp")
+        place(session, pool, "lamp")
+        with pytest.raises(dualwrite.UsageError, match="Another pool"):
+            other.join(session)
+        tx = pool.join(session)
+        tx.send_offsets(_Group(), {("incoming", 0): 17})
+        session.commit()
+    assert tx.outcome == "journaled"
+    assert pool.sent_offsets == {"shop": {("incoming", 0): 17}}
+    refused = pytest.raises(dualwrite.UsageError, match="AUTOCOMMIT")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, refused:
+        pool.join(connection)
+
+
+def test_an_async_session_is_joined_by_the_same_pool(tmp_path: Path) -> None:
+    pool = FakePool()
+
+    async def work() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+        async with engine.begin() as connection:
+            await connection.run_sync(Base.metadata.create_all)
+        async with AsyncSession(engine) as session:
+            place(session, pool, "lamp")
+            await session.commit()
+            place(session, pool, "chair")
+            await session.rollback()
+        await engine.dispose()
+        async with aiosqlite.connect(tmp_path / "shop.db") as own, pool.transaction(connection=own) as tx:
+            await own.execute("INSERT INTO orders (item) VALUES ('table')")
+            tx.send("orders", "table")
+
+    asyncio.run(work())
+    assert values(pool) == ["lamp", "table"]
+
+
+def test_a_drivers_connection_is_joined(tmp_path: Path) -> None:
+    pool = FakePool()
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        connection.execute("CREATE TABLE orders (item TEXT)")
+        with pool.transaction(connection=connection) as tx:
+            connection.execute("INSERT INTO orders VALUES ('lamp')")
+            tx.send("orders", "lamp")
+        with suppress(ZeroDivisionError), pool.transaction(connection=connection) as tx:
+            connection.execute("INSERT INTO orders VALUES ('chair')")
+            tx.send("orders", "chair")
+            raise ZeroDivisionError
+        assert connection.execute("SELECT item FROM orders").fetchall() == [("lamp",)]
+    assert values(pool) == ["lamp"]

@@ -1,4 +1,4 @@
-"""Fakes for unit tests without Kafka: the transaction of a unit or a handler, and the message of a handler.
+"""Fakes for unit tests without Kafka: the transaction of a unit or a handler, a pool that is joined, the message of a handler.
 
 For example::
 
@@ -22,14 +22,21 @@ from sqlalchemy.orm import Session
 
 from dualwrite.aio.async_transaction import A, AsyncTransaction, send_unsent
 from dualwrite.aio.coroutine_threads import BorrowedThread
+from dualwrite.deadline import Limit
+from dualwrite.errors import StoreCommitFailedError
 from dualwrite.kafka.base import GivenMessage, GroupMetadata, Headers, Message, SentOffsets, TransactionalProducer
 from dualwrite.kafka.messages import checked
 from dualwrite.kafka.sending import Sending
 from dualwrite.kafka.topic import Topic
+from dualwrite.pool.joining import JoinedOpenTransaction, Joining
 from dualwrite.recipe.outcomes import raise_after_commit_error
 from dualwrite.state import ConsumedOffset
+from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.sql.async_handles import AsyncConnection
+from dualwrite.stores.sql.joining import joined as join_unit
 from dualwrite.stores.sql.orm import SessionSource
+from dualwrite.stores.sql.raw_connections import users_connection
+from dualwrite.stores.store_transaction import UsersTransaction
 from dualwrite.testing.fake_database import FakeStoreTransaction, GivenHandle, InlineThread, OnEngine
 from dualwrite.testing.sent import SentMessage
 from dualwrite.transaction import H, OpenTransaction, Outcome, Transaction
@@ -99,15 +106,12 @@ class FakeTransaction(Transaction[H]):
     @property
     def sent(self) -> list[SentMessage]:
         """The messages that were sent, in order; none after a block that has failed, as consumers see none of them."""
-        return [SentMessage.of(message) for message in self._recorder.messages]
+        return self._recorder.sent
 
     @property
     def sent_offsets(self) -> dict[str, dict[tuple[str, int], int]]:
         """What `send_offsets` has committed: for each group, the next offset of each topic and partition."""
-        return {
-            group.group_id: {(one.topic, one.partition): one.offset for one in group.offsets}
-            for group in self._recorder.offsets
-        }
+        return self._recorder.sent_offsets
 
     def forget_since(self, savepoint: Hashable) -> None:
         """Forget the messages that were sent inside this savepoint, which was rolled back."""
@@ -183,6 +187,70 @@ class FakeAsyncTransaction(AsyncTransaction[A]):
         finally:
             self._unsent.clear()
             self._inline.is_open = False
+
+
+class FakePool:
+    """A pool for code that joins its own transactions: sessions and connections on any database, without dualwrite's tables.
+
+    The transactions are real: `sent` has what was sent in those that have committed, and nothing of the others. It takes the
+    place of a WriterPool and of an AsyncWriterPool; units (`run`) need a FakeTransaction instead.
+
+    Args:
+        outcome: What `tx.outcome` is after the commit of a transaction with messages.
+    """
+
+    def __init__(self, *, outcome: Outcome = "published") -> None:
+        self._recorder = _Recorder()
+        self._joining = _FakeJoining(self._recorder, outcome)
+
+    @property
+    def sent(self) -> list[SentMessage]:
+        """The messages of the transactions that have committed, in the order of the commits."""
+        return self._recorder.sent
+
+    @property
+    def sent_offsets(self) -> dict[str, dict[tuple[str, int], int]]:
+        """See `FakeTransaction.sent_offsets`."""
+        return self._recorder.sent_offsets
+
+    def join(self, session: Any) -> Transaction[Any]:
+        """See `WriterPool.join`."""
+        return self._joining.joined(session)
+
+    def transaction(self, *, connection: Any, timeout: float | None = None) -> Any:
+        """See `WriterPool.transaction`; with a connection of an asynchronous driver, see `AsyncWriterPool.transaction`."""
+        if users_connection(connection).is_async:
+            return self._joining.on_async_connection(connection, timeout)
+        return self._joining.on_connection(connection, timeout)
+
+
+class _FakeJoining(Joining):
+    """Commits the user's transactions, and keeps what was sent in them."""
+
+    def __init__(self, recorder: _Recorder, outcome: Outcome) -> None:
+        super().__init__("fake", cast("TxnStateStore", _AnyDatabase), cast("Any", None))  # no writer: see `_commit`
+        self._recorder = recorder
+        self._outcome = outcome
+
+    def _commit(self, timeout: Limit | None, users: UsersTransaction, joined: JoinedOpenTransaction) -> None:
+        del timeout
+        try:
+            users.commit()
+        except Exception as error:
+            what = "The database did not commit; nothing of the transaction was written."
+            raise StoreCommitFailedError(what, cause=str(error).strip()) from error
+        if joined.has_content:
+            self._recorder.send_messages([message for message, _ in joined.messages])
+            for positions, group, _ in joined.offsets:
+                self._recorder.send_offsets_to_transaction(positions, group, timeout=0)
+            joined.outcome = self._outcome
+
+
+class _AnyDatabase:
+    """What joining asks of a store."""
+
+    join = staticmethod(join_unit)
+    users_connection = staticmethod(users_connection)
 
 
 class FakeMessage:
@@ -271,6 +339,14 @@ class _Recorder(Sending):
     @property
     def messages(self) -> list[Message]:
         return [message for message, _ in self._kept]
+
+    @property
+    def sent(self) -> list[SentMessage]:
+        return [SentMessage.of(message) for message in self.messages]
+
+    @property
+    def sent_offsets(self) -> dict[str, dict[tuple[str, int], int]]:
+        return {group.group_id: {(one.topic, one.partition): one.offset for one in group.offsets} for group in self.offsets}
 
     def send_messages(self, messages: Iterable[GivenMessage]) -> None:
         inside = self._savepoints()
