@@ -1,4 +1,4 @@
-"""Pools with `acknowledge="journaled"`: a call ends with the database's commit, units run side by side, none waits for Kafka."""
+"""Pools with `acknowledge="journaled"`: calls end with the database's commit, side by side, and none waits for Kafka."""
 
 from __future__ import annotations
 

@@ -67,11 +67,13 @@ class Turn:
         published: The number of rows that it has published.
         dead: The number of rows that it has moved to the dead letters.
         is_last: Whether nothing can come after it: the gate of a journal is closed.
+        is_full: Whether it had as many rows as a batch may have.
     """
 
     published: int = 0
     dead: int = 0
     is_last: bool = False
+    is_full: bool = False
 
     @property
     def rows(self) -> int:
@@ -79,7 +81,7 @@ class Turn:
         return self.published + self.dead
 
     def __add__(self, after: Turn) -> Turn:
-        return Turn(self.published + after.published, self.dead + after.dead, after.is_last)
+        return Turn(self.published + after.published, self.dead + after.dead, after.is_last, after.is_full)
 
 
 class Drain:
@@ -181,7 +183,7 @@ class Drain:
                 if batch.rows:
                     self._source.remove(connection, batch.rows)
                 is_last = self._ends(connection, has_sent=bool(batch.messages))
-        return Turn(len(batch.rows) - len(batch.failed), len(batch.failed), is_last)
+        return Turn(len(batch.rows) - len(batch.failed), len(batch.failed), is_last, len(batch.rows) >= self._most)
 
     def _ends(self, connection: Connection, *, has_sent: bool) -> bool:
         """Whether this transaction, which has removed its rows, is the last one."""

@@ -105,6 +105,7 @@ class JournalDrain(Drain):
         self._prefix = prefix
         self._owner = owner
         self._keeps_open = keeps_open
+        self._is_clean = False  # nothing is lost, which is found when the writer opens, or recovers after an error
 
     def turn(self) -> Turn:
         """Publish one batch, or close the gate if few entries are left; the turn is the last one if it is closed then.
@@ -116,9 +117,12 @@ class JournalDrain(Drain):
             DualWriteError: As for `DualWriter.transaction`.
         """
         short = self._store.short_transactions
+        was_clean, self._is_clean = self._is_clean, False
         try:
-            self._check_none_lost()
+            if not was_clean:
+                self._check_none_lost()
             done = super().turn()
+            self._is_clean = True
             if self._keeps_open or self._store.is_local or self._has_many(done) or self._is_needed_open():
                 return done
             return done + self._close()

@@ -20,7 +20,7 @@ from dualwrite.observability.logs import SubjectLogger
 from dualwrite.observability.outages import database_at
 from dualwrite.opening import Kafka
 from dualwrite.pool.pool_ids import LeasedIds
-from dualwrite.relay.drain import sql_store
+from dualwrite.relay.drain import Turn, sql_store
 from dualwrite.relay.journal_keeper import JournalKeeper
 from dualwrite.relay.listener import Listener
 from dualwrite.settings import Settings
@@ -38,6 +38,9 @@ _POLL_SECONDS: Final = 0.05
 
 _PAUSE_SECONDS: Final = 0.005
 """Seconds between two notifications: one is enough for all that is committed meanwhile."""
+
+_REST_SECONDS: Final = 0.005
+"""Seconds after a batch: with more messages in a batch, each costs less."""
 
 _END_SECONDS: Final = 5.0
 """Seconds for publishing what is left when the process ends."""
@@ -107,6 +110,11 @@ class JournalPublisher(JournalKeeper):
         if self._can_notify:
             notify = select(func.pg_notify(self._channel, ""))
             self._short.query(lambda connection: connection.execute(notify).first(), "notifying the publisher")
+
+    def _done(self, turn: Turn) -> None:
+        super()._done(turn)
+        if turn.rows and not turn.is_full:
+            self._stopping.wait(_REST_SECONDS)
 
     def _idle_seconds(self) -> float:
         return _LOOK_SECONDS if self._can_notify or self.name not in self._ids.held else _POLL_SECONDS

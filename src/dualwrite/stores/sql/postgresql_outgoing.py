@@ -13,6 +13,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ from psycopg import generators
 from psycopg.errors import error_from_result
 from psycopg.pq import Escaping, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
+from psycopg.rows import tuple_row
 from sqlalchemy import Connection
 
 from dualwrite.stores.sql.dialect import (
@@ -36,6 +38,7 @@ from dualwrite.stores.sql.dialect import (
     driver_connection,
 )
 from dualwrite.stores.sql.engines import replace_others
+from dualwrite.stores.sql.home import Home
 from dualwrite.stores.sql.psycopg_sources import ConnectionView, RecipeConnection
 from dualwrite.stores.sql.tables import GATE_TABLE_NAME, JOURNAL_TABLE_NAME
 
@@ -53,8 +56,12 @@ _COPY: Final = re.compile(r"\bcopy\b", re.IGNORECASE).search
 """COPY breaks a pipeline."""
 _EXECUTE: Final = "_execute_gen"
 """Psycopg's generator behind `Cursor.execute`."""
-_CONTENT: Final = "topic, message_key, message_value, headers, partition_number, sent_at_ms, has_own_time, size"
-"""The columns of an entry in the journal, besides its number and prefix."""
+_MOST_TEXTS: Final = 500
+"""Texts of INSERT that are kept."""
+_CONTENT: Final = ("topic", "message_key", "message_value", "headers", "partition_number", "sent_at_ms", "size")
+"""Columns of an entry in the journal."""
+_MISSING: Final = {"prefix": NotRecorded.NO_ROW, "has_own_time": NotRecorded.NO_MARK}
+"""Why one of its columns has no value."""
 _FAILED: Final = ExecStatus.FATAL_ERROR
 
 _used_at: Final[WeakKeyDictionary[psycopg.Connection[Any], float]] = WeakKeyDictionary()
@@ -213,8 +220,13 @@ class PostgresqlOutgoing(Outgoing):
         self._raw.pgconn.send_query(b"; ".join(self._taken()))
         self._check(self._raw.wait(generators.execute(self._raw.pgconn)))
 
-    def _together(self, statements: Sequence[bytes], gen: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
-        """Send ours and those of psycopg's generator, wait for all responses, and hand over its own."""
+    def _together(
+        self, statements: Sequence[bytes], gen: Generator[Any, Any, Any], then: Sequence[bytes] = ()
+    ) -> Generator[Any, Any, None]:
+        """Send ours and those of psycopg's generator, wait for all responses, and hand over its own.
+
+        `then`: more of ours, which are not executed if one before them fails.
+        """
         raw, pgconn = self._raw, self._raw.pgconn
         pipeline = _Collecting(raw)
         try:
@@ -224,25 +236,34 @@ class PostgresqlOutgoing(Outgoing):
             yield from pipeline.collect(gen)
             for command in pipeline.command_queue:
                 command()
+            then = () if pipeline.refused else then
+            for statement in then:
+                pgconn.send_query_params(statement, None)
             pgconn.pipeline_sync()
             if pgconn.flush():
                 yield from generators.send(pgconn)
-            ours: list[PGresult] = []
-            theirs: list[list[PGresult]] = []
-            for _ in statements:
-                ours += yield from generators.fetch_many(pgconn)
+            ours = yield from _answers(pgconn, len(statements))
             try:
-                for _ in pipeline.result_queue:
-                    theirs += [(yield from generators.fetch_many(pgconn))]
+                theirs = yield from _answers(pgconn, len(pipeline.result_queue))
+                last = yield from _answers(pgconn, len(then))
                 yield from generators.fetch_many(pgconn)  # of the sync
                 pgconn.exit_pipeline_mode()
             finally:
-                self._check(ours)
+                if statements:
+                    self._check([result for results in ours for result in results])
             pipeline.hand_over(theirs)
+            self._check_commit([result for results in last for result in results])
         except BaseException:
             if pgconn.pipeline_status != PipelineStatus.OFF:
                 _leave_pipeline(pgconn)
             raise
+
+    def _check_commit(self, results: Sequence[PGresult]) -> None:
+        for result in results:
+            if result.status == _FAILED:
+                raise error_from_result(result, encoding=self._raw.info.encoding)
+            if result.command_status != b"COMMIT":
+                raise psycopg.OperationalError(f"COMMIT was answered by {result.command_status!r}")
 
     def _check(self, results: Sequence[PGresult]) -> None:
         for result in results:
@@ -269,53 +290,60 @@ class PostgresqlOutgoing(Outgoing):
         record = self.record
         if record is None:
             return
+        if isinstance(record, EntriesRecord):
+            self._commit_entries(record)
+        else:
+            self._commit_state(record)
+        _used_at[self._original] = time.monotonic()
+
+    def _commit_state(self, record: StateRecord) -> None:
         text = _Text(self._raw)
-        written = self._entries(text, record) if isinstance(record, EntriesRecord) else self._state(text, record)
+        gate = "" if record.gate is None else f" AND {self._epoch(text, record.gate)} = {record.seen_epoch:d}"
         answers = text.execute(
-            f"WITH {written} RETURNING 1) "  # noqa: S608  (quoted by `_Text`)
+            f"WITH recorded AS (UPDATE {self._context.home.name()} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
+            f"prepared_generation = {record.of_generation:d}, transaction_number = {record.number:d}, "
+            f"delivery = {text.of_optional(record.delivered)}, updated_at = '{record.now}' "
+            f"WHERE transactional_id = {text.of(record.id)} AND fence = {record.held_fence:d} "
+            f"AND store_id = {text.of(record.held_store)}{gate} RETURNING 1) "
             f"SELECT CASE WHEN pg_catalog.current_setting('{MARKER}', true) = '{record.token}' "
             "THEN 1 / pg_catalog.count(*) ELSE pg_catalog.sqrt(-1 - pg_catalog.count(*)) END FROM recorded; COMMIT"
         )
         if answers[-1].command_status != b"COMMIT":
             raise psycopg.OperationalError(f"COMMIT was answered by {answers[-1].command_status!r}")
-        _used_at[self._original] = time.monotonic()
 
-    def _state(self, text: _Text, record: StateRecord) -> str:
-        gate = "" if record.gate is None else f" AND {self._epoch(text, record.gate)} = {record.seen_epoch:d}"
-        return (
-            f"recorded AS (UPDATE {self._context.home.name()} SET prepared_transaction_state = {text.of(record.state)}, "  # noqa: S608
-            f"prepared_generation = {record.of_generation:d}, transaction_number = {record.number:d}, "
-            f"delivery = {text.of_optional(record.delivered)}, updated_at = '{record.now}' "
-            f"WHERE transactional_id = {text.of(record.id)} AND fence = {record.held_fence:d} "
-            f"AND store_id = {text.of(record.held_store)}{gate}"
-        )
-
-    def _entries(self, text: _Text, record: EntriesRecord) -> str:
-        """In the order of the entries: a sequence numbers the rows as they come."""
-        home, gate = self._context.home, text.of(record.gate)
-        rows = ", ".join(
-            f"({number}, {text.of(one.topic)}, {_bytes(one.key)}, {_bytes(one.value)}, {text.of_optional(one.headers)}, "
-            f"CAST({'NULL' if one.partition is None else one.partition} AS integer), {one.sent_at_ms:d}, {one.has_own_time}, "
-            f"{one.size:d})"
-            for number, one in enumerate(record.entries)
-        )
-        return (
-            f"open AS (SELECT FROM {home.name(GATE_TABLE_NAME)} WHERE prefix = {gate} AND epoch % 2 = 1 FOR SHARE), "  # noqa: S608  (as above)
-            f"recorded AS (INSERT INTO {home.name(JOURNAL_TABLE_NAME)} (prefix, {_CONTENT}) "
-            f"SELECT {gate}, {_CONTENT} FROM open, (VALUES {rows}) AS given (place, {_CONTENT}) ORDER BY place"
-        )
+    def _commit_entries(self, record: EntriesRecord) -> None:
+        """By a statement that psycopg prepares: as text, its plan would take longer than all the rest of the transaction."""
+        values = [each for one in record.entries for each in (one.has_own_time, record.gate, *one[:-1], one.size)]
+        query = _insert_of(self._context.home, len(record.entries))
+        cursor = psycopg.Cursor(self._raw, row_factory=tuple_row)
+        gen = cursor._execute_gen(query, [record.token, *values])  # noqa: SLF001  (its own method waits for the answer)
+        with self._raw.lock:
+            self._raw.wait(self._together((), gen, (b"COMMIT",)))
 
     def why_not_recorded(self, error: BaseException) -> NotRecorded | None:
         """There is a reason if the server has responded, and the transaction is still there, in a failed state."""
         if self.record is None or self._raw.pgconn.transaction_status != TransactionStatus.INERROR:
             return None
+        if isinstance(error, psycopg.errors.NotNullViolation):
+            return _MISSING.get(error.diag.column_name or "", NotRecorded.ERROR)
         if isinstance(error, psycopg.errors.InvalidArgumentForPowerFunction):
             return NotRecorded.NO_MARK
         return NotRecorded.NO_ROW if isinstance(error, psycopg.errors.DivisionByZero) else NotRecorded.ERROR
 
 
-def _bytes(value: bytes | None) -> str:
-    return "CAST(NULL AS bytea)" if value is None else f"pg_catalog.decode('{value.hex()}', 'hex')"
+@lru_cache(maxsize=_MOST_TEXTS)
+def _insert_of(home: Home, count: int) -> str:
+    """An INSERT of so many entries, in their order; it fails if the gate is not open, or the transaction not the marked one."""
+    values = ", ".join(["%s"] * len(_CONTENT))
+    gate = f"(SELECT prefix FROM {home.name(GATE_TABLE_NAME)} WHERE prefix = %s AND epoch %% 2 = 1 FOR SHARE)"  # noqa: S608  (its own name)
+    mark = f"CASE WHEN pg_catalog.current_setting('{MARKER}', true) = %s THEN CAST(%s AS boolean) END"
+    return "".join(
+        (
+            f"INSERT INTO {home.name(JOURNAL_TABLE_NAME)} (has_own_time, prefix, {', '.join(_CONTENT)}) VALUES ",  # noqa: S608  (as above)
+            f"({mark}, {gate}, {values})",
+            f", (%s, %s, {values})" * (count - 1),
+        )
+    )
 
 
 def _fence_in(found: PGresult, encoding: str) -> Fence | None:
@@ -328,7 +356,8 @@ def _fence_in(found: PGresult, encoding: str) -> Fence | None:
 class _Collecting(psycopg.Pipeline):
     """A pipeline that sends nothing by itself: it keeps what a cursor puts into it."""
 
-    _refused: Exception | None = None
+    refused: Exception | None = None
+    """Why the cursor could not make a statement of its values."""
 
     def __init__(self, raw: psycopg.Connection[Any]) -> None:
         self._conn = raw
@@ -342,7 +371,7 @@ class _Collecting(psycopg.Pipeline):
         try:
             yield from gen
         except Exception as error:  # noqa: BLE001  (`hand_over` raises it)
-            self._refused = error
+            self.refused = error
             self.command_queue.clear()
             self.result_queue.clear()
         finally:
@@ -358,8 +387,8 @@ class _Collecting(psycopg.Pipeline):
             psycopg.Error: The statement has failed. So may have its preparation, which psycopg must forget then.
             Exception: It could not be made.
         """
-        if self._refused is not None:
-            raise self._refused
+        if self.refused is not None:
+            raise self.refused
         try:
             for queued, results in zip(self.result_queue, theirs, strict=True):
                 self._process_results(queued, results)
@@ -385,6 +414,14 @@ def _cursor_of(gen: Any) -> tuple[psycopg.Cursor[Any] | None, bool]:
         return cursor, bool(params)
     is_copy = "copy" in query.lower() and _COPY(query)
     return cursor, not is_copy and (bool(params) or ";" not in query)  # without parameters, it may be several statements
+
+
+def _answers(pgconn: PGconn, count: int) -> Generator[Any, Any, list[list[PGresult]]]:
+    """The results of so many statements of a pipeline."""
+    found: list[list[PGresult]] = []
+    while len(found) < count:
+        found += [(yield from generators.fetch_many(pgconn))]
+    return found
 
 
 def _leave_pipeline(pgconn: PGconn) -> None:

@@ -6,7 +6,21 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from sqlalchemy import BindParameter, Connection, bindparam, case, delete, func, insert, null, select, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    BindParameter,
+    Connection,
+    any_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    null,
+    select,
+    update,
+)
 
 from dualwrite.deadline import Deadline, Pauses
 from dualwrite.errors import JournalSwitchedError, StoreError
@@ -61,6 +75,8 @@ _SUMMED: Final = (
 _BATCH: Final = select(_SUMMED).where(_SUMMED.c.total - _SUMMED.c.size <= bindparam("bytes")).order_by(_SUMMED.c.id)
 _ENTRIES: Final = select(j).where(j.c.prefix == _PREFIX, j.c.id > bindparam("after")).order_by(j.c.id).limit(bindparam("most"))
 _DELETE: Final = delete(j).where(j.c.id.in_(bindparam("ids", expanding=True)))
+_DELETE_ANY: Final = delete(j).where(j.c.id == any_(bindparam("ids", type_=ARRAY(BigInteger))))
+"""The same on PostgreSQL, as one text for any number of them."""
 _READ_ALL: Final = select(g).order_by(g.c.prefix)
 _READ: Final = select(g).where(g.c.prefix == _PREFIX)
 _WRITTEN_AT: Final = case((j.c.has_own_time, null()), else_=j.c.sent_at_ms)
@@ -151,8 +167,9 @@ def first_batch(connection: Connection, prefix: str, most: int, size: int) -> tu
 
 def delete_entries(connection: Connection, ids: Sequence[int]) -> int:
     """Delete entries; return how many there were."""
+    statement = _DELETE_ANY if connection.dialect.name == "postgresql" else _DELETE
     return sum(
-        connection.execute(_DELETE, {"ids": ids[start : start + _CHUNK]}).rowcount for start in range(0, len(ids), _CHUNK)
+        connection.execute(statement, {"ids": ids[start : start + _CHUNK]}).rowcount for start in range(0, len(ids), _CHUNK)
     )
 
 

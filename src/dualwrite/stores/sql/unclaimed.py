@@ -18,8 +18,8 @@ from dualwrite.stores.sql.sql_journal import READ_EPOCH, switched
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
 
 _WRITING: Final = "writing into the journal"
-_MOST_BYTES: Final = 100_000
-"""Of entries that are sent with COMMIT, as text, which doubles them."""
+_MOST_ENTRIES: Final = 50
+"""Sent with COMMIT: each number of them is a statement of its own."""
 
 
 def _no_claim(prefix: str) -> Claim:
@@ -55,7 +55,7 @@ class UnclaimedSqlTransaction(SqlStoreTransaction, UnclaimedTransaction):
         if not entries:
             return
         record = EntriesRecord(self._token, self._prefix, entries)
-        if sum(entry.size for entry in entries) > _MOST_BYTES or not self._outgoing.record_at_commit(record):
+        if len(entries) > _MOST_ENTRIES or not self._outgoing.record_at_commit(record):
             with self._recording(_WRITING) as connection:
                 marked = self._context.dialect.marked_condition()
                 if marked is not None and not connection.scalar(select(marked), {"token": self._token}):
