@@ -16,10 +16,10 @@ from crash.scene import Scene
 from dualwrite import WriterPool
 from dualwrite.stores.sql.joined_transaction import JoinedTransaction
 from dualwrite.testing import failpoints
-from joined.own_sessions import DATABASE, INSERT, SYNC, own_engine, row, send
+from joined.own_sessions import INSERT, SYNC, each, own_engine, row, send
 from pool.pool_scene import open_pool
 
-drivers = pytest.mark.parametrize(("driver", "database"), [(driver, DATABASE[driver]) for driver in SYNC])
+drivers = pytest.mark.parametrize(("driver", "database"), each(SYNC))
 on_postgresql = pytest.mark.parametrize(("driver", "database"), [("psycopg", "postgresql")])
 
 
@@ -270,6 +270,7 @@ def test_after_a_recovery_of_its_ids_the_pool_goes_on(scene: Scene, engine: sa.E
         ("psycopg2", "postgresql", "REPEATABLE READ"),
         ("psycopg", "postgresql", "READ COMMITTED"),
         ("pymysql", "mariadb", "REPEATABLE READ"),
+        ("mysqldb", "mariadb", "REPEATABLE READ"),
     ],
 )
 def test_a_transaction_that_is_older_than_a_claim_sends_nothing(
@@ -306,7 +307,7 @@ def test_a_commit_that_does_not_begin_leaves_no_open_transaction(scene: Scene, d
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "READ COMMITTED"])
-@pytest.mark.parametrize(("driver", "database"), [("pymysql", "mariadb")])
+@pytest.mark.parametrize(("driver", "database"), [("pymysql", "mariadb"), ("mysqldb", "mariadb")])
 def test_a_snapshot_that_is_older_than_the_writers_last_transaction(
     scene: Scene, driver: str, pool: WriterPool[Any], isolation: Any
 ) -> None:
