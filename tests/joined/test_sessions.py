@@ -16,6 +16,7 @@ from crash.scene import Scene
 from dualwrite import WriterPool
 from dualwrite.stores.sql.joined_transaction import JoinedTransaction
 from dualwrite.testing import failpoints
+from fixtures.mysql_server import MYSQLD
 from joined.own_sessions import INSERT, SYNC, each, own_engine, row, send
 from pool.pool_scene import open_pool
 
@@ -311,8 +312,8 @@ def test_a_commit_that_does_not_begin_leaves_no_open_transaction(scene: Scene, d
 def test_a_snapshot_that_is_older_than_the_writers_last_transaction(
     scene: Scene, driver: str, pool: WriterPool[Any], isolation: Any
 ) -> None:
-    """From MariaDB 11.6 on, such a row can't be locked by default."""
-    on = {"init_command": "SET SESSION innodb_snapshot_isolation=ON"}
+    """From MariaDB 11.6 on, such a row can't be locked by default; MySQL has no such setting."""
+    on = {"init_command": "SET SESSION innodb_snapshot_isolation=ON"} if MYSQLD is None else {}
     with own_engine(scene, driver, isolation_level=isolation, connect_args=on) as engine:
         sessions = [Session(engine) for _ in range(10)]  # more than the rows of the two writers and their lanes
         for number, session in enumerate(sessions):
