@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from typing import Any, Final
 
 from sqlalchemy import Dialect, make_url
@@ -106,14 +107,14 @@ _DRIVERS: Final = {
     "aiomysql.connection.Connection": Driver(
         "mysql+aiomysql",
         begun=_in_transaction,
-        in_autocommit=_get_autocommit,
+        in_autocommit=lambda adapted: _get_autocommit(adapted.driver_connection),
         adapter="sqlalchemy.dialects.mysql.aiomysql:AsyncAdapt_aiomysql_connection",
     ),
     "asyncmy.connection.Connection": Driver(
         "mysql+asyncmy",
         _plain("asyncmy.cursors", "Cursor"),
         _in_transaction,
-        _get_autocommit,
+        lambda adapted: _get_autocommit(adapted.driver_connection),
         adapter="sqlalchemy.dialects.mysql.asyncmy:AsyncAdapt_asyncmy_connection",
     ),
     "sqlite3.Connection": Driver("sqlite+pysqlite", _with_tuples, lambda raw: bool(raw.in_transaction), _begins_none),
@@ -156,7 +157,9 @@ def users_connection(raw: Any) -> UsersConnection:
     if driver.adapter is not None:
         module, _, name = driver.adapter.partition(":")
         plain = raw if driver.cursor is None else _WithCursors(raw, driver.cursor)
-        adapted = getattr(import_module(module), name)(dialect.loaded_dbapi, plain)
+        kind = getattr(import_module(module), name)
+        takes_dbapi = len(signature(kind).parameters) > 1  # that of psycopg does so from SQLAlchemy 2.1 on
+        adapted = kind(dialect.loaded_dbapi, plain) if takes_dbapi else kind(plain)
         if driver.dialect.endswith("asyncpg"):
             adapted.autocommit = True  # else it would begin a transaction inside the user's
     lent = _Lent(raw, adapted, driver)
