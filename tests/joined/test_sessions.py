@@ -12,12 +12,15 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import dualwrite
+from crash.databases import Databases
+from crash.proxied import CUTS, through_a_proxy
 from crash.scene import Scene
 from dualwrite import WriterPool
+from dualwrite.devcluster import DevCluster
 from dualwrite.stores.sql.joined_transaction import JoinedTransaction
 from dualwrite.testing import failpoints
 from fixtures.mysql_server import MYSQLD
-from joined.own_sessions import INSERT, SYNC, each, own_engine, row, send
+from joined.own_sessions import INSERT, SYNC, each, own_engine, row, send, skip_unless_installed, users_url
 from pool.pool_scene import open_pool
 
 drivers = pytest.mark.parametrize(("driver", "database"), each(SYNC))
@@ -243,6 +246,35 @@ def test_an_unknown_outcome_of_the_commit_is_read_from_the_row(
         send(pool.join(session), scene, 2)
         session.commit()
     assert scene.agree() == ([1, 2] if has_committed else [2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["cut before it arrives", "cut when it was answered"])
+@pytest.mark.parametrize(
+    ("driver", "database"),
+    [("psycopg", "postgresql"), ("psycopg2", "postgresql"), ("pymysql", "mariadb"), ("mysqldb", "mariadb")],
+)
+def test_a_connection_that_breaks_at_commit(
+    databases: Databases, broker: DevCluster, driver: str, database: str, cut: str
+) -> None:
+    """Whatever error the driver raises for it, the row is read."""
+    skip_unless_installed(driver)
+    when, action, has_committed = CUTS[cut]
+    with through_a_proxy(databases, database, broker) as proxied, open_pool(proxied.scene) as pool:
+        scene, engine = proxied.scene, sa.create_engine(users_url(proxied.url, driver))
+        with Session(engine) as session:
+            tx = pool.join(session)
+            session.execute(INSERT, row(scene, 1))
+            send(tx, scene, 1)
+            proxied.proxy.on_client_bytes(b"COMMIT", action, when=when)
+            with pytest.raises(dualwrite.AfterCommitError if has_committed else dualwrite.StoreCommitFailedError):
+                session.commit()
+            session.rollback()
+            session.execute(INSERT, row(scene, 2))
+            send(pool.join(session), scene, 2)
+            session.commit()
+        engine.dispose()
+        assert scene.agree() == ([1, 2] if has_committed else [2])
 
 
 @pytest.mark.parametrize(("driver", "database"), [("psycopg", "postgresql"), ("pysqlite", "sqlite")])
