@@ -171,6 +171,7 @@ CONNECT_ASYNC: dict[str, tuple[str, Callable[[Scene], Awaitable[Any]]]] = {
     "asyncpg": ("postgresql", _asyncpg),
     "psycopg": ("postgresql", _psycopg),
     "psycopg with dicts": ("postgresql", partial(_psycopg, row_factory=dict_row)),
+    "psycopg in autocommit": ("postgresql", partial(_psycopg, autocommit=True)),
     "aiomysql": ("mariadb", _aiomysql),
     "aiomysql with dicts": ("mariadb", partial(_aiomysql, cursorclass=aiomysql.DictCursor)),
     "aiomysql in autocommit": ("mariadb", partial(_aiomysql, autocommit=True)),
@@ -224,6 +225,35 @@ def test_a_block_of_a_coroutine_commits_both_or_neither(scene: Scene, how: str) 
     with open_pool(scene) as pool:
         asyncio.run(work(pool))
     assert scene.agree() == [1, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("how", "database"),
+    [(how, database) for how, (database, _) in CONNECT_ASYNC.items() if how == "asyncpg" or "autocommit" in how],
+)
+def test_a_block_of_a_coroutine_that_has_ended_its_transaction_sends_nothing(scene: Scene, how: str) -> None:
+    async def work(plain_pool: WriterPool[Any]) -> None:
+        pool = aio.AsyncWriterPool(plain_pool)
+        connection = await CONNECT_ASYNC[how][1](scene)
+
+        async def block(number: int, *statements: str) -> None:
+            async with pool.transaction(connection=connection) as tx:
+                send(tx, scene, number)
+                await execute(connection, f"INSERT INTO events (writer, number) VALUES ('{scene.transactional_id}', {number})")
+                for statement in statements:
+                    await execute(connection, statement)
+
+        with pytest.raises(dualwrite.TransactionControlError, match="WITHOUT"):
+            await block(1, "COMMIT")
+        await block(2)
+        closing = connection.close()
+        if closing is not None:
+            await closing
+
+    with open_pool(scene) as pool:
+        asyncio.run(work(pool))
+    assert scene.events.numbers(scene.transactional_id) == [1, 2]
+    assert scene.messages() == [2]
 
 
 @pytest.mark.parametrize("database", ["postgresql"])
