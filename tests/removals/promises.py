@@ -1381,7 +1381,7 @@ PROMISES: Final = (
         "a cancellation that ends a COMMIT leaves nothing in doubt",
         "stores/sql/greenlets.py",
         '            outcome.set_exception(ConnectionAbortedError("the task was cancelled"))\n',
-        "            outcome.set_exception(error)\n",
+        "            outcome.set_exception(asyncio.CancelledError())\n",
         ("joined/test_async_sessions.py::test_a_cancellation_while_the_database_commits",),
     ),
 )
