@@ -104,6 +104,10 @@ URLS: list[tuple[Mapping[str, Any], str]] = [
         {"ENGINE": "mysql", "NAME": "shop", "HOST": "/run/my", "OPTIONS": {"ssl": {"ca": "/ca"}, "init_command": "SELECT 1"}},
         "mysql+pymysql:///shop?ssl_ca=%2Fca&unix_socket=%2Frun%2Fmy",
     ),
+    (
+        {"ENGINE": "mysql", "NAME": "shop", "HOST": "db", "OPTIONS": {"ssl_mode": "REQUIRED", "charset": "utf8mb4"}},
+        "mysql+pymysql://db/shop?charset=utf8mb4&ssl_verify_cert=false",
+    ),
     ({"ENGINE": "sqlite3", "NAME": "/data/shop.db"}, "sqlite:////data/shop.db"),
 ]
 

@@ -1,20 +1,23 @@
 """The settings of the tests' project; the environment says which database and which Kafka it uses.
 
-MariaDB is used by PyMySQL in the place of mysqlclient, which has no wheels for Linux.
+MariaDB and MySQL are used by mysqlclient where it is installed. It has no wheels for Linux, so in CI PyMySQL is in its place.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import pymysql
 import sqlalchemy as sa
 
-pymysql.version_info = (2, 2, 4, "final", 0)  # Django asks for that of mysqlclient
-pymysql.install_as_MySQLdb()
+HAS_MYSQLCLIENT = PathFinder.find_spec("MySQLdb") is not None
+if not HAS_MYSQLCLIENT:
+    pymysql.version_info = (2, 2, 4, "final", 0)  # Django asks for that of mysqlclient
+    pymysql.install_as_MySQLdb()
 
 ENGINES = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite3"}
 
@@ -23,6 +26,8 @@ def database(text: str, **changes: Any) -> dict[str, Any]:
     """An entry of DATABASES for a URL of SQLAlchemy's."""
     url = sa.make_url(text)
     query = dict(url.query)
+    if HAS_MYSQLCLIENT and query.pop("ssl_disabled", None):
+        query["ssl_mode"] = "DISABLED"
     found = {
         "ENGINE": f"django.db.backends.{ENGINES[url.get_backend_name()]}",
         "NAME": url.database or "",

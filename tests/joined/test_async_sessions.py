@@ -6,17 +6,26 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import dualwrite
+from crash.databases import Databases
+from crash.proxied import Proxied, through_a_proxy
 from crash.scene import Scene
 from crash.worker import timeouts
 from dualwrite import aio, failpoints
-from joined.own_sessions import ASYNC, DATABASE, INSERT, own_async_engine, row, send
+from dualwrite.devcluster import DevCluster
+from dualwrite.testing.proxy import Link
+from fixtures.tiers import thinned
+from joined.own_sessions import ASYNC, INSERT, each, own_async_engine, row, send, users_url
 from pool.pool_scene import open_pool
 
-drivers = pytest.mark.parametrize(("driver", "database"), [(driver, DATABASE[driver]) for driver in ASYNC])
-on_asyncpg = pytest.mark.parametrize(("driver", "database"), [("asyncpg", "postgresql")])
+drivers = pytest.mark.parametrize(("driver", "database"), each(ASYNC))
+that_may_be_cancelled = pytest.mark.parametrize(
+    ("driver", "database"),
+    thinned([("asyncpg", "postgresql"), ("aiomysql", "mariadb"), ("asyncmy", "mariadb")], quick=[("asyncpg", "postgresql")]),
+)
+"""One for each implementation of a protocol."""
 
 
 @pytest.fixture
@@ -96,7 +105,7 @@ def test_a_pool_is_made_from_the_engine_of_the_sessions(scene: Scene, driver: st
     assert scene.agree() == [1]
 
 
-@on_asyncpg
+@that_may_be_cancelled
 @pytest.mark.parametrize("point", ["after_begin", "after_prepare", "after_record", "after_db_commit", "after_kafka_commit"])
 def test_a_cancellation_is_raised_when_the_commit_has_ended(
     scene: Scene, driver: str, point: str, monkeypatch: pytest.MonkeyPatch
@@ -127,3 +136,43 @@ def test_a_cancellation_is_raised_when_the_commit_has_ended(
     with open_pool(scene) as pool:
         has_committed = asyncio.run(work(pool))
     assert scene.agree() == ([1, 2] if has_committed else [2])
+
+
+@pytest.mark.slow
+@that_may_be_cancelled
+@pytest.mark.parametrize("has_committed", [True, False])
+def test_a_cancellation_while_the_database_commits(
+    databases: Databases, broker: DevCluster, driver: str, database: str, has_committed: bool
+) -> None:
+    """The driver gives the COMMIT up, so its outcome is unknown to it: the row is read."""
+
+    async def work(pool: Any, proxied: Proxied, scene: Scene) -> bool:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+
+        def cancel(link: Link) -> None:
+            if has_committed:
+                link.blackhole("server_to_client")
+            loop.call_soon_threadsafe(task.cancel)
+            if not has_committed:
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), loop).result()  # the driver has given up
+                link.cut()
+
+        engine = create_async_engine(users_url(proxied.url, driver))
+        session = AsyncSession(engine)
+        tx = await write(session, pool, scene, 1)
+        proxied.proxy.on_client_bytes(b"COMMIT", cancel, when="answered" if has_committed else "before")
+        with pytest.raises(asyncio.CancelledError):
+            await session.commit()
+        task.uncancel()
+        await session.close()
+        async with AsyncSession(engine) as session:
+            await write(session, pool, scene, 2)
+            await session.commit()
+        await engine.dispose()
+        return tx.outcome is not None
+
+    with through_a_proxy(databases, database, broker) as proxied, open_pool(proxied.scene) as pool:
+        assert asyncio.run(work(pool, proxied, proxied.scene)) is has_committed
+        assert proxied.scene.agree() == ([1, 2] if has_committed else [2])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
+from functools import partial
+from importlib import import_module
 from typing import Any
 
+import aiomysql
 import aiosqlite
+import asyncmy.cursors
 import asyncpg
 import psycopg
 import psycopg2
@@ -21,7 +25,7 @@ from psycopg2.extras import RealDictCursor
 import dualwrite
 from crash.scene import Scene
 from dualwrite import WriterPool, aio
-from joined.own_sessions import send
+from joined.own_sessions import send, skip_unless_installed
 from pool.pool_scene import open_pool
 
 
@@ -30,10 +34,17 @@ def plain(scene: Scene) -> str:
     return scene.url.replace("+psycopg", "")
 
 
-def of_mysql(scene: Scene) -> dict[str, Any]:
+def of_mysql(scene: Scene, *without: str, database: str = "database") -> dict[str, Any]:
+    """Arguments for connecting, without some of PyMySQL's, and with the driver's name of the database."""
     url = sa.make_url(scene.url)
-    given = {"host": url.host, "port": url.port, "user": url.username, "password": url.password or "", "database": url.database}
-    return given | dict(url.query)
+    given = {"host": url.host, "port": url.port, "user": url.username, "password": url.password or "", database: url.database}
+    return given | {name: value for name, value in url.query.items() if name not in without}
+
+
+def _mysqlclient(scene: Scene, *, cursorclass: str = "Cursor", **options: Any) -> Any:
+    skip_unless_installed("mysqldb")
+    connect, kind = import_module("MySQLdb").connect, getattr(import_module("MySQLdb.cursors"), cursorclass)
+    return connect(**of_mysql(scene, "ssl_disabled"), ssl_mode="DISABLED", cursorclass=kind, **options)
 
 
 CONNECT: dict[str, tuple[str, Callable[[Scene], Any]]] = {
@@ -46,6 +57,9 @@ CONNECT: dict[str, tuple[str, Callable[[Scene], Any]]] = {
     "pymysql": ("mariadb", lambda scene: pymysql.connect(**of_mysql(scene))),
     "pymysql with dicts": ("mariadb", lambda scene: pymysql.connect(**of_mysql(scene), cursorclass=pymysql.cursors.DictCursor)),
     "pymysql in autocommit": ("mariadb", lambda scene: pymysql.connect(**of_mysql(scene), autocommit=True)),
+    "mysqlclient": ("mariadb", _mysqlclient),
+    "mysqlclient with dicts": ("mariadb", lambda scene: _mysqlclient(scene, cursorclass="DictCursor")),
+    "mysqlclient in autocommit": ("mariadb", lambda scene: _mysqlclient(scene, autocommit=True)),
     "sqlite3": ("sqlite", lambda scene: sqlite3.connect(sa.make_url(scene.url).database or "")),
     "sqlite3 in autocommit": (
         "sqlite",
@@ -129,29 +143,67 @@ async def _asyncpg(scene: Scene) -> Any:
     return await asyncpg.connect(plain(scene))
 
 
-async def _psycopg(scene: Scene) -> Any:
-    return await psycopg.AsyncConnection.connect(plain(scene))
+async def _psycopg(scene: Scene, **options: Any) -> Any:
+    return await psycopg.AsyncConnection.connect(plain(scene), **options)
 
 
-async def _aiosqlite(scene: Scene) -> Any:
-    return await aiosqlite.connect(sa.make_url(scene.url).database or "")
+async def _aiomysql(scene: Scene, **options: Any) -> Any:
+    return await aiomysql.connect(**of_mysql(scene, "ssl_disabled", database="db"), **options)
 
 
-@pytest.mark.parametrize(
-    ("connect", "database"),
-    [(_asyncpg, "postgresql"), (_psycopg, "postgresql"), (_aiosqlite, "sqlite")],
-    ids=["asyncpg", "psycopg", "aiosqlite"],
-)
-def test_a_block_of_a_coroutine_commits_both_or_neither(scene: Scene, connect: Callable[[Scene], Any]) -> None:
+async def _asyncmy(scene: Scene, **options: Any) -> Any:
+    return await asyncmy.connect(**of_mysql(scene, "ssl_disabled"), **options)
+
+
+async def _aiosqlite(scene: Scene, **options: Any) -> Any:
+    return await aiosqlite.connect(sa.make_url(scene.url).database or "", **options)
+
+
+async def _aiosqlite_with_dicts(scene: Scene) -> Any:
+    connection = await _aiosqlite(scene)
+    connection.row_factory = lambda cursor, row: {
+        column[0]: value for column, value in zip(cursor.description, row, strict=True)
+    }
+    return connection
+
+
+CONNECT_ASYNC: dict[str, tuple[str, Callable[[Scene], Awaitable[Any]]]] = {
+    "asyncpg": ("postgresql", _asyncpg),
+    "psycopg": ("postgresql", _psycopg),
+    "psycopg with dicts": ("postgresql", partial(_psycopg, row_factory=dict_row)),
+    "psycopg in autocommit": ("postgresql", partial(_psycopg, autocommit=True)),
+    "aiomysql": ("mariadb", _aiomysql),
+    "aiomysql with dicts": ("mariadb", partial(_aiomysql, cursorclass=aiomysql.DictCursor)),
+    "aiomysql in autocommit": ("mariadb", partial(_aiomysql, autocommit=True)),
+    "asyncmy": ("mariadb", _asyncmy),
+    "asyncmy with dicts": ("mariadb", partial(_asyncmy, cursor_cls=asyncmy.cursors.DictCursor)),
+    "asyncmy in autocommit": ("mariadb", partial(_asyncmy, autocommit=True)),
+    "aiosqlite": ("sqlite", _aiosqlite),
+    "aiosqlite with dicts": ("sqlite", _aiosqlite_with_dicts),
+    "aiosqlite in autocommit": ("sqlite", partial(_aiosqlite, isolation_level=None)),
+}
+
+
+async def execute(connection: Any, statement: str) -> None:
+    """Those of aiomysql and asyncmy need a cursor."""
+    if hasattr(connection, "execute"):
+        await connection.execute(statement)
+        return
+    async with connection.cursor() as cursor:
+        await cursor.execute(statement)
+
+
+@pytest.mark.parametrize(("how", "database"), [(how, database) for how, (database, _) in CONNECT_ASYNC.items()])
+def test_a_block_of_a_coroutine_commits_both_or_neither(scene: Scene, how: str) -> None:
     async def work(plain_pool: WriterPool[Any]) -> None:
         pool = aio.AsyncWriterPool(plain_pool)
-        connection = await connect(scene)
+        connection = await CONNECT_ASYNC[how][1](scene)
         insert = f"INSERT INTO events (writer, number) VALUES ('{scene.transactional_id}', %d)"
 
         async def block(number: int, error: type[BaseException] | None = None) -> None:
             async with pool.transaction(connection=connection) as tx:
                 send(tx, scene, number)
-                await connection.execute(insert % number)
+                await execute(connection, insert % number)
                 if error is ZeroDivisionError:
                     raise error
                 if error is not None:
@@ -166,11 +218,42 @@ def test_a_block_of_a_coroutine_commits_both_or_neither(scene: Scene, connect: C
         await block(5)
         with pytest.raises(dualwrite.UsageError, match="would block"):
             plain_pool.transaction(connection=connection).__enter__()
-        await connection.close()
+        closing = connection.close()
+        if closing is not None:
+            await closing
 
     with open_pool(scene) as pool:
         asyncio.run(work(pool))
     assert scene.agree() == [1, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("how", "database"),
+    [(how, database) for how, (database, _) in CONNECT_ASYNC.items() if how == "asyncpg" or "autocommit" in how],
+)
+def test_a_block_of_a_coroutine_that_has_ended_its_transaction_sends_nothing(scene: Scene, how: str) -> None:
+    async def work(plain_pool: WriterPool[Any]) -> None:
+        pool = aio.AsyncWriterPool(plain_pool)
+        connection = await CONNECT_ASYNC[how][1](scene)
+
+        async def block(number: int, *statements: str) -> None:
+            async with pool.transaction(connection=connection) as tx:
+                send(tx, scene, number)
+                await execute(connection, f"INSERT INTO events (writer, number) VALUES ('{scene.transactional_id}', {number})")
+                for statement in statements:
+                    await execute(connection, statement)
+
+        with pytest.raises(dualwrite.TransactionControlError, match="WITHOUT"):
+            await block(1, "COMMIT")
+        await block(2)
+        closing = connection.close()
+        if closing is not None:
+            await closing
+
+    with open_pool(scene) as pool:
+        asyncio.run(work(pool))
+    assert scene.events.numbers(scene.transactional_id) == [1, 2]
+    assert scene.messages() == [2]
 
 
 @pytest.mark.parametrize("database", ["postgresql"])
@@ -185,7 +268,8 @@ def test_what_is_refused(scene: Scene, pool: WriterPool[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "database"), [("psycopg", "postgresql"), ("pymysql", "mariadb"), ("sqlite3 in autocommit", "sqlite")]
+    ("how", "database"),
+    [("psycopg", "postgresql"), ("pymysql", "mariadb"), ("mysqlclient", "mariadb"), ("sqlite3 in autocommit", "sqlite")],
 )
 def test_a_unit_of_a_transaction_that_a_framework_has_begun(scene: Scene, pool: WriterPool[Any], how: str) -> None:
     inside: set[str] = set()

@@ -12,14 +12,18 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import dualwrite
+from crash.databases import Databases
+from crash.proxied import CUTS, through_a_proxy
 from crash.scene import Scene
 from dualwrite import WriterPool
+from dualwrite.devcluster import DevCluster
 from dualwrite.stores.sql.joined_transaction import JoinedTransaction
 from dualwrite.testing import failpoints
-from joined.own_sessions import DATABASE, INSERT, SYNC, own_engine, row, send
+from fixtures.mysql_server import MYSQLD
+from joined.own_sessions import INSERT, SYNC, each, own_engine, row, send, skip_unless_installed, users_url
 from pool.pool_scene import open_pool
 
-drivers = pytest.mark.parametrize(("driver", "database"), [(driver, DATABASE[driver]) for driver in SYNC])
+drivers = pytest.mark.parametrize(("driver", "database"), each(SYNC))
 on_postgresql = pytest.mark.parametrize(("driver", "database"), [("psycopg", "postgresql")])
 
 
@@ -244,6 +248,35 @@ def test_an_unknown_outcome_of_the_commit_is_read_from_the_row(
     assert scene.agree() == ([1, 2] if has_committed else [2])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["cut before it arrives", "cut when it was answered"])
+@pytest.mark.parametrize(
+    ("driver", "database"),
+    [("psycopg", "postgresql"), ("psycopg2", "postgresql"), ("pymysql", "mariadb"), ("mysqldb", "mariadb")],
+)
+def test_a_connection_that_breaks_at_commit(
+    databases: Databases, broker: DevCluster, driver: str, database: str, cut: str
+) -> None:
+    """Whatever error the driver raises for it, the row is read."""
+    skip_unless_installed(driver)
+    when, action, has_committed = CUTS[cut]
+    with through_a_proxy(databases, database, broker) as proxied, open_pool(proxied.scene) as pool:
+        scene, engine = proxied.scene, sa.create_engine(users_url(proxied.url, driver))
+        with Session(engine) as session:
+            tx = pool.join(session)
+            session.execute(INSERT, row(scene, 1))
+            send(tx, scene, 1)
+            proxied.proxy.on_client_bytes(b"COMMIT", action, when=when)
+            with pytest.raises(dualwrite.AfterCommitError if has_committed else dualwrite.StoreCommitFailedError):
+                session.commit()
+            session.rollback()
+            session.execute(INSERT, row(scene, 2))
+            send(pool.join(session), scene, 2)
+            session.commit()
+        engine.dispose()
+        assert scene.agree() == ([1, 2] if has_committed else [2])
+
+
 @pytest.mark.parametrize(("driver", "database"), [("psycopg", "postgresql"), ("pysqlite", "sqlite")])
 def test_after_a_recovery_of_its_ids_the_pool_goes_on(scene: Scene, engine: sa.Engine, pool: WriterPool[Any]) -> None:
     """Each writer finds it out in a commit; on SQLite it claims its id after another one, which had locked the database."""
@@ -270,6 +303,7 @@ def test_after_a_recovery_of_its_ids_the_pool_goes_on(scene: Scene, engine: sa.E
         ("psycopg2", "postgresql", "REPEATABLE READ"),
         ("psycopg", "postgresql", "READ COMMITTED"),
         ("pymysql", "mariadb", "REPEATABLE READ"),
+        ("mysqldb", "mariadb", "REPEATABLE READ"),
     ],
 )
 def test_a_transaction_that_is_older_than_a_claim_sends_nothing(
@@ -306,12 +340,12 @@ def test_a_commit_that_does_not_begin_leaves_no_open_transaction(scene: Scene, d
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "READ COMMITTED"])
-@pytest.mark.parametrize(("driver", "database"), [("pymysql", "mariadb")])
+@pytest.mark.parametrize(("driver", "database"), [("pymysql", "mariadb"), ("mysqldb", "mariadb")])
 def test_a_snapshot_that_is_older_than_the_writers_last_transaction(
     scene: Scene, driver: str, pool: WriterPool[Any], isolation: Any
 ) -> None:
-    """From MariaDB 11.6 on, such a row can't be locked by default."""
-    on = {"init_command": "SET SESSION innodb_snapshot_isolation=ON"}
+    """From MariaDB 11.6 on, such a row can't be locked by default; MySQL has no such setting."""
+    on = {"init_command": "SET SESSION innodb_snapshot_isolation=ON"} if MYSQLD is None else {}
     with own_engine(scene, driver, isolation_level=isolation, connect_args=on) as engine:
         sessions = [Session(engine) for _ in range(10)]  # more than the rows of the two writers and their lanes
         for number, session in enumerate(sessions):

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 import dualwrite
 from crash.worker import say, settings, timeouts
 from fixtures.pace import LIMIT
-from joined.own_sessions import ASYNC, INSERT, SYNC
+from joined.own_sessions import ASYNC, INSERT, users_url
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def main() -> None:
     url, bootstrap, prefix, topic = sys.argv[1:5]
     first, count, callers = map(int, sys.argv[5:8])
     driver = os.environ["DRIVER"]
-    users = sa.make_url(url).set(drivername={**SYNC, **ASYNC}[driver])
+    users = users_url(url, driver)
     numbers = range(first, first + count)
     options = dualwrite.PoolOptions(timeout=LIMIT)
     size = int(os.environ.get("SIZE", "2"))

@@ -1377,4 +1377,18 @@ PROMISES: Final = (
         "        raise AttributeError(name)\n",
         ("joined/test_joined_connections.py::test_a_connection_that_the_server_has_ended",),
     ),
+    Removal(
+        "our statements get tuples, whatever the factories of an asynchronous connection of the user's are",
+        "stores/sql/raw_connections.py",
+        "        plain = raw if driver.cursor is None else _WithCursors(raw, driver.cursor)\n",
+        "        plain = raw\n",
+        ("joined/test_joined_connections.py::test_a_block_of_a_coroutine_commits_both_or_neither",),
+    ),
+    Removal(
+        "a cancellation that ends a COMMIT leaves nothing in doubt",
+        "stores/sql/greenlets.py",
+        '            outcome.set_exception(ConnectionAbortedError("the task was cancelled"))\n',
+        "            outcome.set_exception(asyncio.CancelledError())\n",
+        ("joined/test_async_sessions.py::test_a_cancellation_while_the_database_commits",),
+    ),
 )

@@ -100,6 +100,16 @@ def test_a_file_that_is_not_a_database(tmp_path: Path) -> None:
         ("mariadb://me@db/x?passwd=s3cret&ssl_key_password=s3cret", "mariadb+pymysql://me@db/x"),
         ("sqlite:////tmp/x.db", "sqlite+pysqlite:////tmp/x.db"),
         ("mysql+mysqldb://me:s3cret@db/x", "mysql+pymysql://me:***@db/x"),
+        (
+            "mysql+mysqldb://me@db/x?ssl_mode=DISABLED&charset=utf8mb4",
+            "mysql+pymysql://me@db/x?charset=utf8mb4&ssl_disabled=true",
+        ),
+        ("mariadb+mysqldb://me@db/x?ssl_mode=REQUIRED&compress=1", "mariadb+pymysql://me@db/x?ssl_verify_cert=false"),
+        ("mysql+mysqldb://db/x?ssl_mode=verify_identity", "mysql+pymysql://db/x?ssl_verify_identity=true"),
+        ("mysql+mysqldb://db/x?ssl_mode=VERIFY_CA&ssl_ca=ca", "mysql+pymysql://db/x?ssl_ca=ca&ssl_check_hostname=false"),
+        ("mysql+mysqldb://db/x?ssl_mode=VERIFY_IDENTITY&ssl_ca=ca", "mysql+pymysql://db/x?ssl_ca=ca"),
+        ("mysql+aiomysql://me:s3cret@db/x?echo=true", "mysql+pymysql://me:***@db/x"),
+        ("mariadb+asyncmy://me@db/x?stmt_cache_size=10&unix_socket=s", "mariadb+pymysql://me@db/x?unix_socket=s"),
         ("postgresql+psycopg2://me:s3cret@db/x", "postgresql+psycopg://me:***@db/x"),
         (
             "postgresql+asyncpg://me:s3cret@db/x?ssl=require&timeout=5&statement_cache_size=0",

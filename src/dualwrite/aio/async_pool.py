@@ -223,7 +223,8 @@ class AsyncWriterPool(Generic[A]):
         `__cause__`.
 
         Args:
-            connection: A connection of yours, of asyncpg, psycopg (AsyncConnection) or aiosqlite; see `WriterPool.transaction`.
+            connection: A connection of yours, of asyncpg, psycopg (AsyncConnection), aiomysql, asyncmy or aiosqlite; see
+                `WriterPool.transaction`.
                 `tx.send` is not awaited then either.
             timeout: Seconds to wait for a writer, instead of the pool's `timeout`.
 

@@ -27,6 +27,7 @@ from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.pool.scaling import PoolOptions
 from dualwrite.settings import Settings, Timeouts, misspelt
 from dualwrite.stores.leases import numbered
+from dualwrite.stores.sql.engines import for_pymysql
 from dualwrite.transactional_id import validate_transactional_id
 
 SETTING: Final = "DUALWRITE"
@@ -39,7 +40,7 @@ _NOT_LIBPQS: Final = (
     *("prepare_threshold", "row_factory", "server_side_binding"),
 )
 """OPTIONS of Django's PostgreSQL backend that are not libpq's; all others are."""
-_OF_PYMYSQL: Final = ("charset", "connect_timeout", "read_default_file", "unix_socket")
+_OF_PYMYSQL: Final = ("charset", "connect_timeout", "read_default_file", "ssl_mode", "unix_socket")
 EXAMPLE: Final = 'DUALWRITE = {"default": {"PREFIX": "shop", "KAFKA": "127.0.0.1:9092"}}'
 
 
@@ -159,7 +160,7 @@ def _of_libpq(options: Mapping[str, Any]) -> dict[str, str]:
 def _of_pymysql(options: Mapping[str, Any]) -> dict[str, str]:
     found = {name: str(options[name]) for name in _OF_PYMYSQL if name in options}
     found |= {f"ssl_{name}": str(value) for name, value in (options.get("ssl") or {}).items() if name in ("ca", "cert", "key")}
-    return found
+    return for_pymysql(found)
 
 
 def _url(drivername: str, given: Mapping[str, Any], query: dict[str, str]) -> str:

@@ -254,7 +254,7 @@ class Joining:
         if is_async and not users.is_async:
             raise UsageError(
                 "A blocking connection would keep the event loop waiting.",
-                next_step="use a connection of asyncpg, psycopg (AsyncConnection) or aiosqlite; or a blocking pool in a thread",
+                next_step="use an asynchronous driver's (such as asyncpg, psycopg or aiomysql), or a blocking pool in a thread",
             )
         commit = partial(self._commit, timeout)
         return users, JoinedOpenTransaction(self._prefix, commit, savepoints, handle or (lambda: connection))

@@ -22,6 +22,9 @@ from dualwrite.stores.sql.rights import Right
 if TYPE_CHECKING:
     from dualwrite.stores.sql.sql_context import StoreContext
 
+TRANSACTION: Final = "dualwrite_transaction"
+"""The savepoint by which some dialects recognize their transactions: see `StoreDialect.still_marked`."""
+
 UNIT: Final = "dualwrite_unit"
 """The savepoint before a unit of a group."""
 

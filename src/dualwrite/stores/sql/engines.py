@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final
 
@@ -49,6 +50,21 @@ _NOT_LIBPQS: Final = (
 )
 """Parameters of asyncpg in a URL, and of SQLAlchemy for it, that mean nothing to our own connections."""
 
+_NOT_PYMYSQLS: Final = (
+    *("auth_plugin", "multi_statements", "executemany_fallback", "local_infile_dir", "server_public_key_path", "compress"),
+    *("echo", "stmt_cache_size"),
+)
+"""The same of mysqlclient, and of aiomysql and asyncmy."""
+
+_TLS: Final = {
+    "DISABLED": {"ssl_disabled": "true"},
+    "REQUIRED": {"ssl_verify_cert": "false"},
+    "VERIFY_CA": {"ssl_verify_cert": "true"},
+    "VERIFY_IDENTITY": {"ssl_verify_identity": "true"},
+}
+"""mysqlclient's `ssl_mode` for PyMySQL, without a file of certificates. With one, PyMySQL demands TLS, and verifies the server;
+it checks the server's name only then."""
+
 
 def is_of_users(engine: Engine) -> bool:
     """Whether an engine is for the user's sessions only: its driver is not one that a store can use."""
@@ -64,7 +80,20 @@ def own_url(url: URL) -> URL:
         renamed = {"ssl": "sslmode", "timeout": "connect_timeout"}
         kept = {renamed.get(name, name): value for name, value in url.query.items() if name not in _NOT_LIBPQS}
         url = url.set(query=kept)
+    elif _DIALECTS[backend][0] == "mysql":
+        url = url.set(query=for_pymysql({name: value for name, value in url.query.items() if name not in _NOT_PYMYSQLS}))
     return url.set(drivername=backend)
+
+
+def for_pymysql(query: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a URL with PyMySQL's in the place of mysqlclient's `ssl_mode`."""
+    found = dict(query)
+    mode = str(found.pop("ssl_mode", "")).upper()
+    if not {"ssl_ca", "ssl_capath"} & found.keys():
+        return found | _TLS.get(mode, {})
+    if mode in ("REQUIRED", "VERIFY_CA"):
+        found.setdefault("ssl_check_hostname", "false")
+    return found
 
 
 def dialect_of(engine: Engine) -> StoreDialect:

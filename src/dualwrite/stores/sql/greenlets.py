@@ -28,7 +28,7 @@ def in_thread(work: Callable[[Callable[[Callable[[], Any]], Any]], T]) -> T:
     """Run work in a thread, and wait for it in a greenlet; the event loop goes on.
 
     A cancellation of the task is raised when the work has ended: it can't be stopped halfway. One that comes during a step on
-    the connection ends the step, whose error the work gets.
+    the connection ends the step, for which the work gets an error: the outcome of a COMMIT is unknown then, and is read.
 
     Args:
         work: Gets a function that runs a step on the connection.
@@ -55,6 +55,9 @@ def in_thread(work: Callable[[Callable[[Callable[[], Any]], Any]], T]) -> T:
         step, outcome = asked
         try:
             outcome.set_result(step())
+        except asyncio.CancelledError as error:
+            cancelled = error
+            outcome.set_exception(ConnectionAbortedError("the task was cancelled"))
         except BaseException as error:  # noqa: BLE001  (the thread has asked)
             outcome.set_exception(error)
     if cancelled is not None:

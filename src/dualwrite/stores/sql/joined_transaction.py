@@ -84,6 +84,11 @@ class UsersConnection:
         """Whether it is known that somebody has ended the transaction that `begin` has begun."""
         return bool(getattr(self._pooled, "was_ended", False))
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether `begin` has marked the transaction for `StoreDialect.still_marked`: its driver notices no end of it."""
+        return bool(getattr(self._pooled, "is_marked", False))
+
     async def awaited(self, work: Callable[[UsersConnection], T]) -> T:
         return await greenlet_spawn(in_thread, lambda run: work(self.through(run)))
 
@@ -175,7 +180,7 @@ class JoinedTransaction(RecordingTransaction):
             self._execute(self._lock, "checking the fence")
 
     def _check_not_ended(self) -> None:
-        if self._users.was_ended:
+        if self._users.was_ended or (self._users.is_marked and not self._context.dialect.still_marked(self._connection)):
             raise self._errors.ended_by_block()
 
     def _lock(self) -> None:

@@ -16,12 +16,11 @@ from sqlalchemy import URL, Connection, bindparam, text
 from sqlalchemy.exc import DBAPIError
 
 from dualwrite.errors import ConfigurationError
-from dualwrite.stores.sql.dialect import WORK_TIME, ErrorClass, StoreDialect, driver_connection, driver_error
+from dualwrite.stores.sql.dialect import TRANSACTION, WORK_TIME, ErrorClass, StoreDialect, driver_connection, driver_error
 from dualwrite.stores.sql.home import home_of
 from dualwrite.stores.sql.rights import Right
 from dualwrite.stores.sql.tables import TABLE_NAME
 
-_MARKER: Final = "dualwrite_transaction"
 _NO_SUCH_SAVEPOINT: Final = 1305
 _LOCK_TIMEOUT: Final = 1205
 _PREVENTED: Final = 1290
@@ -151,7 +150,7 @@ class MysqlDialect(StoreDialect):
 
     def begin(self, connection: Connection) -> None:
         _start(connection)
-        connection.exec_driver_sql(f"SAVEPOINT {_MARKER}")
+        connection.exec_driver_sql(f"SAVEPOINT {TRANSACTION}")
 
     def begin_short(self, connection: Connection, timeout: float, *, work_time: float = WORK_TIME) -> None:
         """See StoreDialect. The limits are whole seconds, rounded up; `finish` restores the user's own.
@@ -176,7 +175,7 @@ class MysqlDialect(StoreDialect):
 
     def still_marked(self, connection: Connection) -> bool:
         try:
-            connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARKER}")
+            connection.exec_driver_sql(f"RELEASE SAVEPOINT {TRANSACTION}")
         except DBAPIError as error:
             if _code(error) == _NO_SUCH_SAVEPOINT:
                 return False

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from typing import Any, Final
 
 from sqlalchemy import Dialect, make_url
 
 from dualwrite.errors import UsageError
+from dualwrite.stores.sql.dialect import TRANSACTION
 from dualwrite.stores.sql.joined_transaction import UsersConnection
 
 
@@ -20,14 +22,14 @@ class Driver:
 
     Args:
         dialect: SQLAlchemy's name of it.
-        cursor: Makes a cursor that returns tuples, whatever the connection's own factories are.
+        cursor: Makes a cursor that returns tuples, whatever the connection's own factories are; None: it has none.
         begun: Whether a connection is in a transaction; None: the driver does not know.
         in_autocommit: Whether a connection, adapted, begins no transactions by itself.
         adapter: For asynchronous drivers: SQLAlchemy's class that makes its connections look synchronous.
     """
 
     dialect: str
-    cursor: Callable[[Any], Any] = lambda raw: raw.cursor()
+    cursor: Callable[[Any], Any] | None = None
     begun: Callable[[Any], bool | None] = lambda _raw: None
     in_autocommit: Callable[[Any], bool] = lambda adapted: bool(adapted.autocommit)
     adapter: str | None = None
@@ -43,12 +45,32 @@ def _with_tuples(raw: Any) -> Any:
     return cursor
 
 
+class _AwaitedWithTuples:
+    """A cursor of aiosqlite that SQLAlchemy awaits (2.0) or enters (2.1)."""
+
+    def __init__(self, raw: Any) -> None:
+        self._made = raw.cursor()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Any:
+        cursor = await self._made
+        cursor.row_factory = None
+        return cursor
+
+
 def _get_autocommit(connection: Any) -> bool:
     return bool(connection.get_autocommit())
 
 
 def _begins_none(connection: Any) -> bool:
     return connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+
+
+def _in_transaction(raw: Any) -> bool:
+    """By the server's last response, of drivers that descend from PyMySQL."""
+    return bool(raw.get_transaction_status())
 
 
 _ASYNCPG: Final = Driver(
@@ -65,6 +87,7 @@ _DRIVERS: Final = {
     ),
     "psycopg.AsyncConnection": Driver(
         "postgresql+psycopg_async",
+        lambda raw: raw.cursor(row_factory=import_module("psycopg.rows").tuple_row),
         begun=lambda raw: bool(raw.info.transaction_status),
         adapter="sqlalchemy.dialects.postgresql.psycopg:AsyncAdapt_psycopg_connection",
     ),
@@ -81,9 +104,23 @@ _DRIVERS: Final = {
     "MySQLdb.connections.Connection": Driver(
         "mysql+mysqldb", _plain("MySQLdb.cursors", "Cursor"), in_autocommit=_get_autocommit
     ),
+    "aiomysql.connection.Connection": Driver(
+        "mysql+aiomysql",
+        begun=_in_transaction,
+        in_autocommit=lambda adapted: _get_autocommit(adapted.driver_connection),
+        adapter="sqlalchemy.dialects.mysql.aiomysql:AsyncAdapt_aiomysql_connection",
+    ),
+    "asyncmy.connection.Connection": Driver(
+        "mysql+asyncmy",
+        _plain("asyncmy.cursors", "Cursor"),
+        _in_transaction,
+        lambda adapted: _get_autocommit(adapted.driver_connection),
+        adapter="sqlalchemy.dialects.mysql.asyncmy:AsyncAdapt_asyncmy_connection",
+    ),
     "sqlite3.Connection": Driver("sqlite+pysqlite", _with_tuples, lambda raw: bool(raw.in_transaction), _begins_none),
     "aiosqlite.core.Connection": Driver(
         "sqlite+aiosqlite",
+        _AwaitedWithTuples,
         begun=lambda raw: bool(raw.in_transaction),
         in_autocommit=_begins_none,
         adapter="sqlalchemy.dialects.sqlite.aiosqlite:AsyncAdapt_aiosqlite_connection",
@@ -104,8 +141,8 @@ def driver_of(raw: Any) -> Driver:
             return _DRIVERS[name]
     raise UsageError(
         f"A {type(raw).__module__}.{type(raw).__qualname__} is not a connection that dualwrite knows.",
-        next_step="pass a connection of psycopg, psycopg2, asyncpg, PyMySQL, mysqlclient, sqlite3 or aiosqlite; a SQLAlchemy "
-        "session or connection is joined: tx = pool.join(session)",
+        next_step="pass a connection of psycopg, psycopg2, asyncpg, PyMySQL, mysqlclient, aiomysql, asyncmy, sqlite3 or "
+        "aiosqlite; a SQLAlchemy session or connection is joined: tx = pool.join(session)",
     )
 
 
@@ -119,7 +156,10 @@ def users_connection(raw: Any) -> UsersConnection:
     adapted = raw
     if driver.adapter is not None:
         module, _, name = driver.adapter.partition(":")
-        adapted = getattr(import_module(module), name)(dialect.loaded_dbapi, raw)
+        plain = raw if driver.cursor is None else _WithCursors(raw, driver.cursor)
+        kind = getattr(import_module(module), name)
+        takes_dbapi = len(signature(kind).parameters) > 1  # that of psycopg does so from SQLAlchemy 2.1 on
+        adapted = kind(dialect.loaded_dbapi, plain) if takes_dbapi else kind(plain)
         if driver.dialect.endswith("asyncpg"):
             adapted.autocommit = True  # else it would begin a transaction inside the user's
     lent = _Lent(raw, adapted, driver)
@@ -133,10 +173,25 @@ def _dialect(name: str) -> Dialect:
     return made
 
 
+class _WithCursors:
+    """An asynchronous driver's connection, whose cursors are made by a function."""
+
+    def __init__(self, raw: Any, make: Callable[[Any], Any]) -> None:
+        self._raw = raw
+        self._make = make
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def cursor(self) -> Any:
+        return self._make(self._raw)
+
+
 class _Lent:
     """What SQLAlchemy's connections expect of a connection that a pool has lent them."""
 
     is_valid = True
+    is_marked = False
     _has_sent_begin = False
 
     def __init__(self, raw: Any, adapted: Any, driver: Driver) -> None:
@@ -150,8 +205,9 @@ class _Lent:
         return getattr(self.dbapi_connection, name)
 
     def cursor(self, *_: Any, **__: Any) -> Any:
-        adapted = self.dbapi_connection
-        return self._driver.cursor(adapted)
+        if self._driver.cursor is None or self._driver.adapter is not None:
+            return self.dbapi_connection.cursor()
+        return self._driver.cursor(self.driver_connection)
 
     def begin(self) -> None:
         if self._has_begun:
@@ -163,6 +219,9 @@ class _Lent:
         if self._driver.in_autocommit(self.dbapi_connection):
             self._execute("BEGIN")
             self._has_sent_begin = True
+            if self._has_begun is None:
+                self._execute(f"SAVEPOINT {TRANSACTION}")
+                self.is_marked = True
 
     def commit(self) -> None:
         """By a statement if the driver would do nothing: it does not know of the transaction."""

@@ -13,10 +13,17 @@ from sqlalchemy import URL, Connection, Engine, event
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.stores.identity import file_marks
-from dualwrite.stores.sql.dialect import WORK_TIME, Blocker, ErrorClass, StoreDialect, driver_connection, driver_error
+from dualwrite.stores.sql.dialect import (
+    TRANSACTION,
+    WORK_TIME,
+    Blocker,
+    ErrorClass,
+    StoreDialect,
+    driver_connection,
+    driver_error,
+)
 from dualwrite.stores.sql.tables import TABLE_NAME
 
-_MARKER: Final = "dualwrite_transaction"
 _WAIT_SLICE: Final = 0.2  # seconds: SQLite's busy handler sleeps in C, where Ctrl-C is not handled
 _LOCKED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _SURELY_FAILED: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CONSTRAINT})
@@ -93,11 +100,11 @@ class SqliteDialect(StoreDialect):
         if raw.in_transaction:
             raw.execute("COMMIT")  # with autocommit=False the next one begins at once; after this there is none
         _acquire_write_lock(raw, timeout)
-        raw.execute(f"SAVEPOINT {_MARKER}")
+        raw.execute(f"SAVEPOINT {TRANSACTION}")
 
     def still_marked(self, connection: Connection) -> bool:
         try:
-            _raw(connection).execute(f"RELEASE SAVEPOINT {_MARKER}")
+            _raw(connection).execute(f"RELEASE SAVEPOINT {TRANSACTION}")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such savepoint
                 return False
