@@ -102,9 +102,6 @@ _ACKNOWLEDGE: Final[dict[str, Any]] = {
     JOURNALED: "journaled",
     JOINED_JOURNALED: "journaled",
 }
-_OF_THE_POOL: Final = 3
-"""Connections of a pool for leases and for publishing."""
-
 _LIMIT: Final = 60.0
 _POLL: Final = 0.1
 
@@ -213,8 +210,7 @@ class Delivery:
 
 def _store(case: Case, target: Target) -> SqlStateStore:
     if case.handle == CORE:
-        size = max(KEPT_CONNECTIONS, case.connections + _OF_THE_POOL) if case.alternative == JOURNALED else KEPT_CONNECTIONS
-        return SqlStateStore(create_engine(target.url, pool_size=size), owns_engine=True)
+        return SqlStateStore(create_engine(target.url, pool_size=KEPT_CONNECTIONS), owns_engine=True)
     return SqlStateStore.from_psycopg(partial(psycopg.connect, target.conninfo))
 
 

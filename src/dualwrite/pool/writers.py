@@ -318,7 +318,8 @@ class UnclaimedWriters(Writers):
         self._make = make
         self._most = most
         self._timeout = timeout
-        self._places = threading.BoundedSemaphore(most)
+        for _ in range(most):
+            self._free.put(None)  # here: the place of a writer that was not needed yet
 
     def __len__(self) -> int:
         return self._most
@@ -328,26 +329,22 @@ class UnclaimedWriters(Writers):
         self, doing: str, deadline: Deadline | None = None, *, before_claiming: Callable[[], None] | None = None
     ) -> Iterator[DualWriter[Any]]:
         del before_claiming  # nothing is claimed
-        limit = deadline or Deadline.after(self._timeout)
-        if not self._places.acquire(timeout=limit.left):
-            raise pool_timeout("No place in the pool was free", limit.seconds, self.doing())
+        seconds = self._timeout if deadline is None else deadline.left
         try:
-            writer = self._free_writer()
-            self.note(writer, doing)
-            try:
-                yield writer
-            finally:
-                self._check_in(writer)
-        finally:
-            self._places.release()
-
-    def _free_writer(self) -> DualWriter[Any]:
-        try:
-            writer = self._free.get_nowait()
+            writer = self._free.get(timeout=seconds)
         except Empty:
-            writer = None
-        if writer is not None:
-            return writer
+            raise pool_timeout("No place in the pool was free", seconds, self.doing()) from None
+        try:
+            writer = writer or self._made()
+            self.note(writer, doing)
+            yield writer
+        finally:
+            if writer is None:
+                self._free.put(None)
+            else:
+                self._check_in(writer)
+
+    def _made(self) -> DualWriter[Any]:
         if self._is_closed:
             raise closed(self._prefix)
         made = self._make()

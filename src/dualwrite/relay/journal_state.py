@@ -65,12 +65,14 @@ class JournalState:
 
     Args:
         gate: The gate, with what the journal contains.
-        age: Seconds since the gate was opened or closed, by this machine's clock and that of the process that did it.
+        age: Seconds since the gate was opened or closed, by this machine's clock and that of the process that did it; if the
+            gate is kept open, those for which the oldest message has waited.
         published_by: The owner of the lease on the drainer's id; None if nobody publishes.
         pools: The owners of the live leases on ids of the prefix: the processes that may publish.
         batch: What is known of the transactions in which it is published.
         dead_letters: The entries that Kafka refused, which are among the dead letters of the relay `<prefix>.journal`.
         clusters: The Kafka clusters that rows of the prefix name; it can be published only if that is one.
+        kept_by: The processes that write into it always: for them the gate is open although Kafka answers.
     """
 
     gate: GateStatus
@@ -80,6 +82,7 @@ class JournalState:
     batch: PublishingState
     dead_letters: int
     clusters: tuple[str, ...] = ()
+    kept_by: tuple[str, ...] = ()
 
     @property
     def prefix(self) -> str:
@@ -92,8 +95,11 @@ class JournalState:
         return not self.gate.is_open and bool(self.gate.entries)
 
     def waits_for(self, *, kafka_answers: bool | None) -> Waits | None:
-        """What an open journal waits for; `kafka_answers` is None if Kafka was not asked. None if the gate is closed."""
-        if not self.gate.is_open:
+        """What an open journal waits for; `kafka_answers` is None if Kafka was not asked.
+
+        None if the gate is closed, or is kept open and all is well.
+        """
+        if self._is_quiet:
             return None
         for batch, waits in ((PublishingState.LOST, Waits.LOST_BATCH), (PublishingState.UNVERIFIED, Waits.UNVERIFIED_BATCH)):
             if self.batch is batch:
@@ -106,6 +112,12 @@ class JournalState:
             return Waits.UNKNOWN
         return Waits.POOL if self.pools else Waits.PUBLISHER
 
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether the gate is closed, or all is well although it is open."""
+        is_well = self.gate.failure is None and self.batch in (PublishingState.NONE, PublishingState.OPEN)
+        return not self.gate.is_open or (bool(self.kept_by) and is_well and self.age < SOON)
+
     def in_words(self, *, kafka_answers: bool | None) -> str | None:
         """What an open journal waits for, and for whom; of a closed one, that entries are left in it. Otherwise None."""
         messages = counted(self.gate.entries or 0, "message")
@@ -115,7 +127,8 @@ class JournalState:
             return left if self.is_left_over else None
         who = {Waits.PUBLISHING: self.published_by or "", Waits.POOL: ", ".join(self.pools)}.get(waits)
         by = f" ({who})" if who else ""
-        since = f"The journal of {self.prefix} has been open for {self.age:.0f} s, with {messages} to be published."
+        state = "has messages that have waited" if self.kept_by else "has been open"
+        since = f"The journal of {self.prefix} {state} for {self.age:.0f} s, with {messages} to be published."
         if len(self.clusters) > 1:
             return f"{since} Nobody can publish it: its ids are on different Kafka clusters, {', '.join(self.clusters)}."
         if waits is Waits.FAILURE:
@@ -149,11 +162,13 @@ def state_of(gate: GateStatus, leases: Iterable[Lease], row: StateRow | None, de
     """
     live = {each.transactional_id: each.owner for each in leases if not each.has_ended}
     publisher = live.get(drainer_id(gate.prefix))
-    prefixes = gate.prefix, journaled_prefix(gate.prefix)
-    pools = dict.fromkeys(owner for name, owner in live.items() if any(number_of(each, name) is not None for each in prefixes))
-    age = max(0.0, now - gate.changed_at.timestamp())
+    pools, kept_by = (
+        tuple(dict.fromkeys(owner for name, owner in live.items() if number_of(each, name) is not None))
+        for each in (gate.prefix, journaled_prefix(gate.prefix))
+    )
+    age = gate.age(now) if kept_by else max(0.0, now - gate.changed_at.timestamp())
     batch = _batch(row, is_leased=publisher is not None)
-    return JournalState(gate, age, publisher, tuple(pools), batch, dead_letters)
+    return JournalState(gate, age, publisher, (*pools, *kept_by), batch, dead_letters, kept_by=kept_by)
 
 
 def _batch(row: StateRow | None, *, is_leased: bool) -> PublishingState:
@@ -181,6 +196,8 @@ def read_journals(store: TxnStateStore, prefix: str | None = None) -> list[Journ
 def open_journals(store: TxnStateStore, prefix: str = "") -> tuple[JournalState, ...]:
     """The open journals of pools whose ids begin with the prefix, and those with entries that nobody publishes.
 
+    Without those that are kept open, and of which all is well.
+
     Raises:
         StoreError: The database's own errors, translated; not for a database without the journal's tables.
     """
@@ -188,7 +205,8 @@ def open_journals(store: TxnStateStore, prefix: str = "") -> tuple[JournalState,
         found = read_journals(store)
     except StateTableMissingError:  # the user's own migrations, for writers without a journal
         return ()
-    return tuple(each for each in found if (each.gate.is_open or each.is_left_over) and f"{each.prefix}.".startswith(prefix))
+    waiting = (each for each in found if each.waits_for(kafka_answers=None) is not None or each.is_left_over)
+    return tuple(each for each in waiting if f"{each.prefix}.".startswith(prefix))
 
 
 def _read(store: SqlStateStore, gate: GateStatus) -> JournalState:

@@ -50,6 +50,8 @@ MARKER: Final = "dualwrite.transaction"
 
 _KNOWN_TO_WORK: Final = 10.0
 """Seconds after a commit in which a connection needs no other proof that it still works."""
+_JUST_USED: Final = 0.05
+"""Seconds after a commit in which it needs no proof at all."""
 _NEXT_UNIT: Final = [statement.encode() for statement in NEXT_UNIT]
 _NEEDS_NO_QUOTING: Final = re.compile(r"[\w .,:;#~+{}\[\]\"-]*", re.ASCII).fullmatch
 _COPY: Final = re.compile(r"\bcopy\b", re.IGNORECASE).search
@@ -136,8 +138,10 @@ class PostgresqlOutgoing(Outgoing):
         Not all poolers know pipelines.
         """
         used_at = _used_at.get(self._original)
-        is_known = used_at is not None and time.monotonic() - used_at < _KNOWN_TO_WORK
-        return is_known and self._raw.prepare_threshold is not None and not _has_something_to_read(self._raw)
+        rested = _KNOWN_TO_WORK if used_at is None else time.monotonic() - used_at
+        if rested >= _KNOWN_TO_WORK or self._raw.prepare_threshold is None:
+            return False
+        return rested < _JUST_USED or not _has_something_to_read(self._raw)
 
     def begin_unit(self, *, is_first: bool) -> bool:
         if self._waiting:  # no unit has executed anything since

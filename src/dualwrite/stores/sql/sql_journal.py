@@ -10,6 +10,7 @@ from sqlalchemy import (
     ARRAY,
     BigInteger,
     BindParameter,
+    ColumnElement,
     Connection,
     any_,
     bindparam,
@@ -51,6 +52,9 @@ _CHANGE: Final = (
     .values(epoch=g.c.epoch + 1, changed_at=bindparam("now"), changed_by=bindparam("owner"), failure=None)
 )
 _OPEN: Final = _CHANGE.values(max_entries=bindparam("entries"), max_size=bindparam("size"), max_age_ms=bindparam("age_ms"))
+_OWN_ID: Final[ColumnElement[int]] = func.pg_catalog.txid_current(type_=BigInteger)
+_SHARE_AND_SAY: Final = _SHARE.add_columns(_OWN_ID.label("own_id"))
+"""This and the following are for PostgreSQL, which tells later what has become of a transaction."""
 _INSERT: Final = insert(j)
 _CONTENT: Final = [column for column in j.c if column.name != "id"]
 _INSERT_ONE: Final = (
@@ -64,6 +68,7 @@ _INSERT_ONE: Final = (
     )
     .execution_options(preserve_rowcount=True)
 )
+_INSERT_ONE_AND_SAY: Final = _INSERT_ONE.returning(_OWN_ID)
 _IDS: Final = select(j.c.id).where(j.c.prefix == _PREFIX).limit(bindparam("most"))
 _SUMMED: Final = (
     select(j, func.sum(j.c.size).over(order_by=j.c.id).label("total"))
@@ -117,22 +122,27 @@ def lock_gate(connection: Connection, prefix: str) -> int | None:
     return epoch
 
 
-def insert_entries(connection: Connection, prefix: str, entries: Sequence[JournalEntry]) -> bool:
-    """Lock the gate, shared, and insert the entries if it is open, which is returned.
+def insert_entries(connection: Connection, prefix: str, entries: Sequence[JournalEntry]) -> int | None:
+    """Lock the gate, shared, and insert the entries if it is open.
 
     The ids are in the order by cause: they are taken after every statement of the unit, so after the commit of whatever it has
     read. Two units that can't have seen each other may commit in another order than that of their ids.
+
+    Returns:
+        What the database calls the transaction, or 0 if it does not say; None if the gate is not open.
     """
+    says = connection.dialect.name == "postgresql"
     if len(entries) == 1:  # one round trip instead of two
         values = {f"of_{name}": value for name, value in _row(prefix, entries[0]).items()}
-        return connection.execute(_INSERT_ONE, values).rowcount == 1
-    epoch: int | None = connection.scalar(_SHARE, {"prefix_": prefix})
-    if epoch is None or not is_open(epoch):
-        return False
+        done: Any = connection.execute(_INSERT_ONE_AND_SAY if says else _INSERT_ONE, values)
+        return done.scalar() if says else (0 if done.rowcount == 1 else None)
+    found: Any = connection.execute(_SHARE_AND_SAY if says else _SHARE, {"prefix_": prefix}).first()
+    if found is None or not is_open(found.epoch):
+        return None
     rows = [_row(prefix, entry) for entry in entries]
     for start in range(0, len(rows), _CHUNK):
         connection.execute(_INSERT, rows[start : start + _CHUNK])
-    return True
+    return int(found.own_id) if says else 0
 
 
 def _row(prefix: str, entry: JournalEntry) -> dict[str, Any]:
@@ -217,11 +227,13 @@ class RecordingTransaction(JournaledTransaction):
             seen_epoch=self._epoch,
         )
 
-    def _insert_entries(self, connection: Connection, entries: Sequence[JournalEntry]) -> None:
-        """Raises: JournalSwitchedError, if the gate is not open."""
+    def _insert_entries(self, connection: Connection, entries: Sequence[JournalEntry]) -> int:
+        """As `insert_entries`. Raises: JournalSwitchedError, if the gate is not open."""
         assert self._gate is not None
-        if entries and not insert_entries(connection, self._gate, entries):
+        own_id = insert_entries(connection, self._gate, entries) if entries else 0
+        if own_id is None:
             raise switched(self._gate, self._claim.transactional_id, None)
+        return own_id
 
 
 class BeginJournaled(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import select
 
@@ -88,10 +88,7 @@ class UnclaimedJoinedTransaction(JoinedTransaction, UnclaimedTransaction):
         del transaction_number
 
         def write() -> None:
-            column: Any = self._context.dialect.own_id
-            if column is not None:
-                self.own_id = self._connection.scalar(select(column))
-            self._insert_entries(self._connection, entries)
+            self.own_id = self._insert_entries(self._connection, entries)
 
         if entries:
             self._execute(write, _WRITING)
