@@ -149,12 +149,13 @@ def test_a_snapshot_from_before_the_opening_sees_nothing_of_the_journal(scene: G
     record(transaction, merged=False)
 
 
+@pytest.mark.parametrize("entries", [ENTRIES, ENTRIES * 2])
 @pytest.mark.parametrize(("database", "level"), WITHOUT_SQLITE)
-def test_the_gate_closes_only_after_those_who_write_into_the_journal(scene: GateScene) -> None:
+def test_the_gate_closes_only_after_those_who_write_into_the_journal(scene: GateScene, entries: list[JournalEntry]) -> None:
     scene.journal.open(PREFIX, "test", JournalLimits())
     transaction = scene.begin()
     transaction.handle.execute(sa.text("INSERT INTO notes VALUES (1)"))
-    transaction.write_journal(ENTRIES, 1)
+    transaction.write_journal(entries, 1)
     with ThreadPoolExecutor() as threads:
         closing_gate = threads.submit(scene.close)
         with pytest.raises(TimeoutError):
@@ -164,15 +165,16 @@ def test_the_gate_closes_only_after_those_who_write_into_the_journal(scene: Gate
     assert scene.epoch == 2
 
 
+@pytest.mark.parametrize("entries", [ENTRIES, ENTRIES * 2])
 @pytest.mark.parametrize(("database", "level"), CHANGES)
-def test_nothing_is_written_into_the_journal_of_a_closed_gate(scene: GateScene) -> None:
+def test_nothing_is_written_into_the_journal_of_a_closed_gate(scene: GateScene, entries: list[JournalEntry]) -> None:
     scene.journal.open(PREFIX, "test", JournalLimits())
     transaction = scene.begin()
     transaction.handle.execute(sa.text("INSERT INTO notes VALUES (1)"))
     with ThreadPoolExecutor() as threads:
         done(threads.submit(scene.close))
     with pytest.raises(StoreCommitFailedError) as caught:  # JournalSwitchedError, or the conflict of a snapshot
-        transaction.write_journal(ENTRIES, 1)
+        transaction.write_journal(entries, 1)
     assert caught.value.retriable
     transaction.rollback()
     assert not scene.store.short_transactions.query(lambda connection: has_entries(connection, PREFIX), "a test")

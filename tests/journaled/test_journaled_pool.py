@@ -206,6 +206,18 @@ def test_an_outage_of_kafka_is_not_noticed(outage: Scene, broker_behind_door: Br
     assert published(outage) == list(range(20))
 
 
+@on_postgresql
+def test_what_is_left_is_published_at_the_end(outage: Scene, broker_behind_door: BrokerBehindDoor) -> None:
+    with journaled_pool(outage) as pool:
+        pool.run(both, outage, 0)
+        until_published(outage, 0)
+        broker_behind_door.kill()
+        for number in (1, 2):
+            pool.run(both, outage, number)
+        broker_behind_door.start()
+    assert published(outage) == [0, 1, 2]
+
+
 @on_each
 def test_the_gate_is_opened_again_if_somebody_has_closed_it(scene: Scene) -> None:
     with journaled_pool(scene) as pool:

@@ -50,7 +50,7 @@ PROTOCOL: Final = (
     Removal(
         "F2 the check that was left to the first statement comes before the first message",
         "transaction.py",
-        "self._may_send = False",
+        "self._may_send = not is_fenced",
         "self._may_send = True",
         ("writer/test_fenced_blocks.py::test_a_fenced_writer_sends_nothing",),
     ),

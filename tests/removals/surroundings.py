@@ -378,8 +378,8 @@ SURROUNDINGS: Final[tuple[Removal, ...]] = (
     Removal(
         "no more of a journal is read than fits into a batch",
         "relay/journal_drain.py",
-        "        fit = fitting(sizes, size)\n",
-        "        fit = len(sizes) or fitting(sizes, size)\n",
+        "        return first_batch(connection, self._prefix, most, size)\n",
+        "        return first_batch(connection, self._prefix, most, 2**60)\n",
         ("journal/test_journal_drain.py::test_no_more_of_a_journal_is_read_than_fits_into_a_batch",),
     ),
     Removal(

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final
 
 from dualwrite.errors import UsageError
 from dualwrite.observability.logs import SubjectLogger
@@ -149,99 +150,66 @@ class Measured:
     cpu: float
 
 
-class Sizing(Protocol):
+class Sizing(ABC):
     """Decides how many writers and threads a pool has. Thread-safe.
 
     Attributes:
         wanted: The number of writers that the pool should have now.
+        size: The number of writers that the pool always has.
+        side_by_side: How many groups run side by side, as far as there are writers for them; `SERIAL`: one after another.
+        threads: How many threads run groups.
     """
 
     wanted: int
+    size: int
+    side_by_side: int
+    threads: int
 
-    @property
-    def size(self) -> int:
-        """The number of writers that the pool always has."""
-        ...
-
-    @property
-    def side_by_side(self) -> int:
-        """How many groups run side by side, as far as there are writers for them; `SERIAL`: one after another."""
-        ...
-
-    @property
-    def threads(self) -> int:
-        """How many threads run groups."""
-        ...
+    @abstractmethod
+    def resize(self, size: int | None) -> None:
+        """From now on the pool has this many writers; None: as many as the load asks for."""
 
     def called(self, unfinished: int) -> bool:
         """Note that a call was put into the queue, and how many are not finished; whether the number of threads has changed."""
-        ...
+        del unfinished
+        return False
 
     def group_ended(self, calls: Collection[UnitCall]) -> bool:
         """Note the calls of a group that has ended; whether the number of threads may have changed."""
-        ...
+        del calls
+        return False
 
-    def conflicted(self) -> None:
+    def conflicted(self) -> None:  # noqa: B027  (only the load's)
         """Note that the database has rolled back a unit because of another transaction."""
-        ...
 
     def own_transaction(self) -> AbstractContextManager[None]:
         """A transaction of its own, from the wait for its writer on: there should be a writer for each."""
-        ...
+        return nullcontext()
 
-    def rest(self) -> None:
+    def rest(self) -> None:  # noqa: B027  (as above)
         """Called every few seconds: writers that were not needed for a while are closed."""
-        ...
 
-    def resize(self, size: int | None) -> None:
-        """From now on the pool has this many writers; None: as many as the load asks for."""
-        ...
-
-    def stay(self) -> None:
+    def stay(self) -> None:  # noqa: B027  (as above)
         """Another writer could not be opened: the pool stays at what it has, for a while."""
-        ...
 
 
-class OneEach:
-    """Sizing for units that all run side by side: a thread for each call that waits, up to a limit; the threads stay."""
+class OneEach(Sizing):
+    """For units that all run side by side: a thread for each call that waits, up to a limit; the threads stay."""
 
     def __init__(self, most: int) -> None:
         self.wanted = self.size = self.side_by_side = most
         self.threads = 0
 
     def called(self, unfinished: int) -> bool:
-        """See `Sizing`."""
-        needed = min(unfinished, self.size)
-        if needed <= self.threads:
-            return False
-        self.threads = needed
-        return True
-
-    def group_ended(self, calls: Collection[UnitCall]) -> bool:
-        """Nothing changes."""
-        del calls
-        return False
-
-    def conflicted(self) -> None:
-        """Nothing changes."""
-
-    def own_transaction(self) -> AbstractContextManager[None]:
-        """Nothing changes."""
-        return nullcontext()
-
-    def rest(self) -> None:
-        """Nothing changes."""
+        before, self.threads = self.threads, max(self.threads, min(unfinished, self.size))
+        return self.threads > before
 
     def resize(self, size: int | None) -> None:
-        """Not possible."""
         del size
         raise UsageError(
             'With acknowledge="journaled" a pool has no writers that could be more or fewer.',
             next_step="pass size=… when you create it, which limits how many units run side by side",
         )
-
-    def stay(self) -> None:
-        """Nothing changes."""
 
 
 class Scaling:
@@ -329,7 +297,7 @@ class Window:
         return Measured(self._seconds / lasted, self._seconds / self._calls, (time.process_time() - self._cpu) / lasted)
 
 
-class Scaler:
+class Scaler(Sizing):
     """Sizing by the load.
 
     Args:
@@ -360,19 +328,16 @@ class Scaler:
     # --- what it has decided ------------------------------------------------------------------------------------------------
 
     @property
-    def size(self) -> int:
-        """The number of writers that the pool always has."""
+    def size(self) -> int:  # type: ignore[override]  # a plain attribute of the other
         return min(LEAST, self._most) if self._size is None else self._size
 
     @property
-    def side_by_side(self) -> int:
-        """How many groups run side by side, as far as there are writers for them; `SERIAL`: one after another."""
+    def side_by_side(self) -> int:  # type: ignore[override]  # as above
         groups = min(self._scaling.groups, len(self._writers))
         return groups if groups > LEAST else SERIAL
 
     @property
-    def threads(self) -> int:
-        """How many threads run groups."""
+    def threads(self) -> int:  # type: ignore[override]  # as above
         groups = self.side_by_side
         return self.size if groups == SERIAL else groups
 
@@ -387,11 +352,6 @@ class Scaler:
             self._scaling.limit(self._limit)
 
     # --- what happens -------------------------------------------------------------------------------------------------------
-
-    def called(self, unfinished: int) -> bool:
-        """Nothing changes."""
-        del unfinished
-        return False
 
     def group_ended(self, calls: Collection[UnitCall]) -> bool:
         """Note the calls of a group that has ended.

@@ -26,6 +26,7 @@ from dualwrite.relay.listener import Listener
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.journal import JournalLimits
+from dualwrite.stores.sql.sql_journal import has_entries
 from dualwrite.transactional_id import journaled_prefix
 
 log = SubjectLogger(__name__)
@@ -132,9 +133,11 @@ class JournalPublisher(JournalKeeper):
 
     def _publish_rest(self) -> None:
         """What this process has committed before its end; who does not publish tells the one that does."""
-        if self._drain is None:
-            self._notify()
-            return
-        limit = Deadline.after(_END_SECONDS)
-        while self._drain is not None and self._drain.has_rows() and not limit.expired:
+        limit, prefix = Deadline.after(_END_SECONDS), self.journal.prefix
+        while not limit.expired and self._short.query(lambda on: has_entries(on, prefix), "looking for journal entries"):
+            if not self._is_leased():
+                self._notify()
+                return
+            if self._drain is None and not self._kafka_answers():
+                return
             self.turn()
