@@ -16,7 +16,7 @@ from crash.databases import Databases
 from dualwrite import JournalLimits, PoolOptions, cli
 from dualwrite.devcluster import DevCluster
 from dualwrite.stores.sql import SqlStateStore
-from dualwrite.transactional_id import drainer_id
+from dualwrite.transactional_id import drainer_id, journaled_prefix
 from fixtures import json_pages
 from fixtures.pace import until
 from journal.journal_scene import DrainScene, message
@@ -110,6 +110,19 @@ def test_a_journal_that_another_process_publishes_is_left_to_it(at: DrainScene, 
     run(at, capsys, *drain)
     assert at.published == [message(1)]
     assert all(each.has_ended for each in at.store.leases.entries(drainer_id(at.prefix)))
+
+
+def test_a_journal_whose_gate_a_process_needs_open_is_drained_and_well(
+    at: DrainScene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at.write(1, 2)
+    at.store.leases.acquire([f"{journaled_prefix(at.prefix)}.1"], "a pool on another host", seconds=600)
+    run(at, capsys, "journal", "drain", "--prefix", at.prefix, "--kafka", at.scene.bootstrap)
+    assert at.published == [message(1), message(2)]
+    assert at.gate.is_open
+    assert json.loads(run(at, capsys, "status", "--json"))["journals"] == []
+    assert "waits for" not in run(at, capsys, "journal", "list")
+    assert f"journal {at.prefix}" not in run(at, capsys, "doctor", code=None)
 
 
 def test_an_open_journal_that_nobody_publishes_is_shown(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:

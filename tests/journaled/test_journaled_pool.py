@@ -42,7 +42,7 @@ from fixtures.pace import LIMIT, done, until
 from fixtures.tiers import thinned
 from journal.journal_scene import gate_of
 from journaled.journaled_scene import journaled_pool, published, until_published
-from pool.pool_scene import both, psycopg_store, then_raise
+from pool.pool_scene import both, pool_worker, psycopg_store, then_raise
 
 on_each = pytest.mark.parametrize("database", thinned(["postgresql", "mariadb", "sqlite"], quick=["postgresql"]))
 on_postgresql = pytest.mark.parametrize("database", ["postgresql"])
@@ -257,6 +257,18 @@ def test_the_gate_closes_when_the_last_such_pool_has_ended(scene: Scene) -> None
 
 
 WITH_JOURNAL = {"when_kafka_is_down": "journal"}
+
+
+@on_postgresql
+def test_ids_of_dead_processes_are_recovered(scene: Scene) -> None:
+    """Those of processes that have written to Kafka, and are replaced by such as write into the journal."""
+    dying = pool_worker(scene, 0, 4, "after_db_commit=kill", LEASE="1")
+    dying.killed()
+    left = scene.rows()
+    assert left
+    with journaled_pool(scene, pool_options={"lease": 1}):
+        until_published(scene, *left)
+    assert scene.agree() == left
 
 
 @on_postgresql

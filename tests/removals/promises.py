@@ -1431,8 +1431,8 @@ PROMISES: Final = (
     Removal(
         "a gate stays open as long as a process needs it",
         "relay/journal_drain.py",
-        "or self._has_many(done) or self._is_needed_open():\n",
-        "or self._has_many(done):\n",
+        "return done + (Turn(is_idle=not done.rows) if self._is_needed_open() else self._close())",
+        "return done + self._close()",
         ("journaled/test_journaled_pool.py::test_the_gate_closes_when_the_last_such_pool_has_ended",),
     ),
     Removal(

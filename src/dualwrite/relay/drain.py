@@ -68,12 +68,14 @@ class Turn:
         dead: The number of rows that it has moved to the dead letters.
         is_last: Whether nothing can come after it: the gate of a journal is closed.
         is_full: Whether it had as many rows as a batch may have.
+        is_idle: Whether there was nothing to do, though more may come: the gate of a journal stays open.
     """
 
     published: int = 0
     dead: int = 0
     is_last: bool = False
     is_full: bool = False
+    is_idle: bool = False
 
     @property
     def rows(self) -> int:
@@ -81,7 +83,7 @@ class Turn:
         return self.published + self.dead
 
     def __add__(self, after: Turn) -> Turn:
-        return Turn(self.published + after.published, self.dead + after.dead, after.is_last, after.is_full)
+        return Turn(self.published + after.published, self.dead + after.dead, after.is_last, after.is_full, after.is_idle)
 
 
 class Drain:

@@ -123,9 +123,11 @@ class JournalDrain(Drain):
                 self._check_none_lost()
             done = super().turn()
             self._is_clean = True
-            if self._keeps_open or self._store.is_local or self._has_many(done) or self._is_needed_open():
+            if self._keeps_open or self._store.is_local:  # the latter closes the gate in a batch
+                return done + Turn(is_idle=not done.rows)
+            if self._has_many(done):
                 return done
-            return done + self._close()
+            return done + (Turn(is_idle=not done.rows) if self._is_needed_open() else self._close())
         except short.driver_errors as error:
             raise short.errors.translated(error, f"publishing the journal of {self._prefix}") from error
 

@@ -125,14 +125,17 @@ class JournalKeeper(Drainer):
     def drain_now(self) -> None:
         """Publish what is in the journal, and close its gate, in the caller's thread instead of one of its own.
 
+        The gate stays open if a process is running that writes into the journal always.
+
         Raises:
             DualWriteError: Another process publishes it; or as for `JournalDrain.turn`.
         """
         try:
             if not self._is_leased():
                 raise self._published_elsewhere()
-            while not self.turn().is_last:
-                pass
+            turn = self.turn()
+            while not (turn.is_last or turn.is_idle):
+                turn = self.turn()
         finally:
             self._end()
 
