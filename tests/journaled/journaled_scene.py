@@ -9,7 +9,7 @@ from crash.scene import Scene
 from crash.worker import timeouts
 from dualwrite import PoolOptions, WriterPool
 from fixtures.broker import read_values
-from fixtures.pace import LIMIT, until_received
+from fixtures.pace import LIMIT, until_recorded
 
 
 def journaled_pool(scene: Scene, database: Any = None, **changes: Any) -> WriterPool[Any]:
@@ -25,4 +25,4 @@ def published(scene: Scene) -> list[int]:
 
 def until_published(scene: Scene, *numbers: int) -> None:
     """Wait until the topic has these events, in any order, each once."""
-    until_received(lambda: sorted(published(scene)), sorted(numbers))
+    until_recorded(lambda: published(scene), numbers)
