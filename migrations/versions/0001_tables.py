@@ -22,6 +22,7 @@ depends_on = None
 _MYSQL = ("mysql", "mariadb")
 _INDEX = "ix_kafka_job_attempt_prefix"
 _JOURNAL_INDEX = "ix_dualwrite_journal_prefix"
+_LATER_INDEX = "ix_dualwrite_journal_later_due"
 _JOB_TABLES = ("kafka_job", "kafka_job_batch", "kafka_job_attempt", "kafka_job_chunk")
 _TABLES = (
     "kafka_transaction_state",
@@ -31,6 +32,7 @@ _TABLES = (
     "dualwrite_dead_letter",
     "dualwrite_journal_gate",
     "dualwrite_journal",
+    "dualwrite_journal_later",
     *_JOB_TABLES,
 )
 
@@ -126,8 +128,23 @@ def _create_tables_of_the_journal() -> None:
         sa.Column("failure", sa.Text, nullable=True),
         **_options(),
     )
+    op.create_table("dualwrite_journal", *_columns_of_messages(), **_options())
+    if not _index_was_left_by_a_killed_run(_JOURNAL_INDEX, "dualwrite_journal"):
+        op.create_index(_JOURNAL_INDEX, "dualwrite_journal", ["prefix", "id"])
     op.create_table(
-        "dualwrite_journal",
+        "dualwrite_journal_later",
+        *_columns_of_messages(),
+        sa.Column("due_ms", sa.BigInteger, nullable=False),
+        sa.Column("cancel_id", sa.String(255), nullable=True),
+        sa.UniqueConstraint("prefix", "cancel_id", name="uq_dualwrite_journal_later"),
+        **_options(),
+    )
+    if not _index_was_left_by_a_killed_run(_LATER_INDEX, "dualwrite_journal_later"):
+        op.create_index(_LATER_INDEX, "dualwrite_journal_later", ["prefix", "due_ms", "id"])
+
+
+def _columns_of_messages() -> list[sa.Column[Any]]:
+    return [
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
         sa.Column("prefix", sa.String(255), nullable=False),
         sa.Column("topic", sa.String(249), nullable=False),
@@ -138,10 +155,7 @@ def _create_tables_of_the_journal() -> None:
         sa.Column("sent_at_ms", sa.BigInteger, nullable=False),
         sa.Column("has_own_time", sa.Boolean, nullable=False),
         sa.Column("size", sa.Integer, nullable=False),
-        **_options(),
-    )
-    if not _index_was_left_by_a_killed_run(_JOURNAL_INDEX, "dualwrite_journal"):
-        op.create_index(_JOURNAL_INDEX, "dualwrite_journal", ["prefix", "id"])
+    ]
 
 
 def _create_tables_of_jobs() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
 from dualwrite import process
-from dualwrite.errors import ConcurrentUseError, UsageError, WriterClosedError
+from dualwrite.errors import ConcurrentUseError, InvalidMessageError, UsageError, WriterClosedError
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import GivenMessage, GroupMetadata, Headers, Message, TransactionalProducer, progress_of
 from dualwrite.kafka.messages import Columns, checked
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 else:
     H = TypeVar("H")
 
+
+_MAX_DELAY_SECONDS: Final = 10 * 365 * 86_400
+_MAX_CANCEL_ID: Final = 255
 
 Outcome = Literal["published", "journaled"]
 """How a transaction was committed: its messages are Kafka's, or they are in the journal and will be published."""
@@ -96,6 +101,9 @@ class Transaction(Generic[H]):
         headers: Headers | None = None,
         partition: int | None = None,
         timestamp: int | None = None,
+        not_before: datetime | None = None,
+        delay: float | None = None,
+        cancel_id: str | None = None,
     ) -> None:
         """Send one message as part of the transaction. It is sent immediately; consumers see it after the commit.
 
@@ -108,6 +116,11 @@ class Transaction(Generic[H]):
             headers: A mapping, or a sequence of pairs.
             partition: The partition, instead of the one determined by the key.
             timestamp: Milliseconds since 1970, instead of the current time; 0 only with the native producer.
+            not_before: When it is published, at the earliest (aware); usually within half a second after that. Only with
+                `acknowledge="journaled"`, as the following two: the message waits in the database.
+            delay: The same, in seconds from now.
+            cancel_id: Names a message that waits, so that `cancel` can cancel it: at most 255 characters. Only one message of
+                the prefix may wait under an id.
 
         Raises:
             InvalidMessageError: An argument has the wrong type or is out of range; nothing was sent.
@@ -116,7 +129,12 @@ class Transaction(Generic[H]):
             DeliveryError: An earlier message of this transaction has failed, or the queue stayed full.
             WriterClosedError: The block has ended.
         """
-        message = (topic, value, key, headers, partition, timestamp)
+        message: GivenMessage = (topic, value, key, headers, partition, timestamp)
+        if not_before is not None or delay is not None or cancel_id is not None:
+            if tracing.tracer is not None:
+                (message,) = self._opened.traced((message,))
+            self._opened.send_later(later_message(message, not_before, delay, cancel_id))
+            return
         self._opened.send_messages((message,) if tracing.tracer is None else self._opened.traced((message,)))
 
     def send_many(
@@ -143,6 +161,20 @@ class Transaction(Generic[H]):
         messages = Columns(topic, values, keys=keys, partition=partition, timestamp=timestamp)
         self._opened.send_messages(messages if tracing.tracer is None else self._opened.traced(messages))
 
+    def cancel(self, cancel_id: str) -> bool:
+        """Cancel a message that waits for its time, as part of the transaction.
+
+        Args:
+            cancel_id: As it was given to `send`.
+
+        Returns:
+            Whether there was one. If not, it was published, or cancelled, before, or is not committed yet.
+
+        Raises:
+            UsageError: Not with `acknowledge="journaled"`; or in a session that was joined, where `WriterPool.cancel` does it.
+        """
+        return self._opened.cancel(cancel_id)
+
     def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         """Commit a consumer's positions in the transaction (KIP-447), so that consume, write and produce are one unit.
 
@@ -156,9 +188,58 @@ class Transaction(Generic[H]):
         self._opened.send_offsets(consumer, offsets)
 
 
+class LaterMessage(NamedTuple):
+    """A message that waits until `due_ms` since 1970; `cancel_id` names it, if it may be cancelled."""
+
+    message: Message
+    due_ms: int
+    cancel_id: str | None
+
+
+def later_message(
+    message: GivenMessage, not_before: datetime | None, delay: float | None, cancel_id: str | None
+) -> LaterMessage:
+    """A message that waits, checked.
+
+    Raises:
+        InvalidMessageError: It is not valid, or the time is not: not exactly one of both, without a time zone, or negative.
+    """
+    if (not_before is None) == (delay is None):
+        raise InvalidMessageError("A message waits until `not_before`, or for a `delay`: give one of both.", field="not_before")
+    if not_before is not None and not_before.tzinfo is None:
+        raise InvalidMessageError("not_before has no time zone.", field="not_before", next_step="use datetime.now(UTC) + …")
+    if delay is not None and not 0 <= delay <= _MAX_DELAY_SECONDS:
+        raise InvalidMessageError(f"delay must be from 0 to {_MAX_DELAY_SECONDS} seconds, not {delay}.", field="delay")
+    if cancel_id is not None and not 0 < len(cancel_id) <= _MAX_CANCEL_ID:
+        raise InvalidMessageError(f"cancel_id must have 1 to {_MAX_CANCEL_ID} characters.", field="cancel_id")
+    due = time.time() + delay if not_before is None and delay is not None else cast("datetime", not_before).timestamp()
+    return LaterMessage(checked(message), round(due * 1000), cancel_id)
+
+
+class Later(Protocol):
+    """Takes the messages of a transaction that wait for their time."""
+
+    def send(self, later: LaterMessage) -> None:
+        """Write one. Raises: StoreError, if another one waits under its `cancel_id`."""
+        ...
+
+    def cancel(self, cancel_id: str) -> bool:
+        """See `Transaction.cancel`."""
+        ...
+
+
 def opened(tx: Transaction[Any]) -> OpenTransaction:
     """The transaction behind the object that the user's code has."""
     return tx._opened  # noqa: SLF001  (not a property: users would see it)
+
+
+def no_later(transactional_id: str) -> UsageError:
+    """The error for a message for later, where none can wait."""
+    return UsageError(
+        "No message can wait for its time here: this transaction's messages go to Kafka.",
+        transactional_id=transactional_id,
+        next_step='use acknowledge="journaled", where they wait in the database; or an outbox with a relay (not_before)',
+    )
 
 
 class OpenTransaction:
@@ -177,6 +258,7 @@ class OpenTransaction:
 
     Args:
         is_fenced: Whether the fence must be checked before the first message (rule F2).
+        later: Takes messages that wait for their time; None: nobody does.
         divert: Called once the fence is checked, before the first message: the producer to use instead, or None.
     """
 
@@ -194,6 +276,7 @@ class OpenTransaction:
         database: Side | None = None,
         divert: Callable[[], TransactionalProducer | None] | None = None,
         is_fenced: bool = True,
+        later: Later | None = None,
         number: int = 0,
     ) -> None:
         self.transactional_id = transactional_id
@@ -207,6 +290,7 @@ class OpenTransaction:
         self._pid = process.pid
         self._open = True
         self._may_send = not is_fenced
+        self._later = later
         self.state: PreparedTxnState | None = None
 
     @property
@@ -226,6 +310,19 @@ class OpenTransaction:
             self.check_fence()
         self.producer.send_messages(messages)
         hit("after_send")
+
+    def send_later(self, later: LaterMessage) -> None:
+        self._check()
+        self._waiting().send(later)
+
+    def cancel(self, cancel_id: str) -> bool:
+        self._check()
+        return self._waiting().cancel(cancel_id)
+
+    def _waiting(self) -> Later:
+        if self._later is None:
+            raise no_later(self.transactional_id)
+        return self._later
 
     def traced(self, messages: Iterable[GivenMessage]) -> list[Message]:
         """The messages of one call of the user's code as they are sent: with the headers of their trace."""
@@ -315,7 +412,9 @@ class UnitTransaction(OpenTransaction):
 
     def __init__(self, whole: OpenTransaction) -> None:
         timeout = whole._timeout  # noqa: SLF001  (its own class)
-        super().__init__(whole.transactional_id, whole.store_transaction, whole.producer, timeout=timeout, number=whole.number)
+        later = whole._later  # noqa: SLF001  (as above)
+        of = whole.transactional_id, whole.store_transaction, whole.producer
+        super().__init__(*of, timeout=timeout, number=whole.number, later=later)
         self.messages: list[Message] = []
         self._whole = whole
         self._is_undone = False

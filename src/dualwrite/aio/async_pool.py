@@ -270,6 +270,11 @@ class AsyncWriterPool(Generic[A]):
             raise cancelled from job.exception()
         job.result()
 
+    async def cancel(self, cancel_id: str) -> bool:
+        """Cancel a message that waits for its time; see `WriterPool.cancel`."""
+        self._check("cancel()")
+        return await asyncio.to_thread(self._pool.cancel, cancel_id)
+
     def with_options(
         self, *, key: Hashable = None, timeout: float | None = None, alone: bool | None = None
     ) -> AsyncWriterPool[A]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dualwrite.kafka.base import Headers, Message
 from dualwrite.kafka.messages import Columns, checked
 from dualwrite.observability import tracing
 from dualwrite.state import PreparedTxnState
-from dualwrite.transaction import Outcome, Transaction, opened
+from dualwrite.transaction import LaterMessage, Outcome, Transaction, later_message, opened
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault  # in typing from Python 3.13 on
@@ -41,6 +42,7 @@ class AsyncTransaction(Generic[A]):
         self._transaction = transaction
         self._thread = thread
         self._unsent: deque[Message] = deque()  # never replaced: both threads use it at the same time
+        self._unsent_later: deque[LaterMessage] = deque()  # as above
         self._send_error: BaseException | None = None
         self._db: Any = None
         self._session: AsyncSession | None = None
@@ -98,6 +100,9 @@ class AsyncTransaction(Generic[A]):
         headers: Headers | None = None,
         partition: int | None = None,
         timestamp: int | None = None,
+        not_before: datetime | None = None,
+        delay: float | None = None,
+        cancel_id: str | None = None,
     ) -> None:
         """Send one message as part of the transaction; never blocks, and is not awaited.
 
@@ -110,7 +115,15 @@ class AsyncTransaction(Generic[A]):
             WriterClosedError: The unit or the block has ended.
         """
         self._thread.check()
-        self._unsent.extend(tracing.traced([checked((topic, value, key, headers, partition, timestamp))]))
+        messages = tracing.traced([checked((topic, value, key, headers, partition, timestamp))])
+        if not_before is None and delay is None and cancel_id is None:
+            self._unsent.extend(messages)
+        else:
+            self._unsent_later.append(later_message(messages[0], not_before, delay, cancel_id))
+
+    async def cancel(self, cancel_id: str) -> bool:
+        """Cancel a message that waits for its time; see `Transaction.cancel`."""
+        return await self.run_sync(lambda transaction: transaction.cancel(cancel_id))
 
     def send_many(
         self,
@@ -168,12 +181,13 @@ def send_unsent(tx: AsyncTransaction[Any]) -> None:
     """
     if tx._send_error is not None:  # noqa: SLF001  (a function for the same reason as `plain`)
         raise tx._send_error  # noqa: SLF001  (as above)
-    unsent = tx._unsent  # noqa: SLF001  (as above)
+    unsent, later = tx._unsent, tx._unsent_later  # noqa: SLF001  (as above)
     messages = [unsent.popleft() for _ in range(len(unsent))]
-    if not messages:
-        return
     try:
-        opened(plain(tx)).send_messages(messages)
+        if messages:
+            opened(plain(tx)).send_messages(messages)
+        while later:
+            opened(plain(tx)).send_later(later.popleft())
     except BaseException as error:
         tx._send_error = error  # noqa: SLF001  (as above)
         raise

@@ -27,6 +27,7 @@ JOURNAL: Final = Facts(
     Fact("by", "opened or closed by", "gate.changed_by"),
     Fact("messages", "messages", "gate.entries"),
     Fact("bytes", "bytes", "gate.size"),
+    Fact("later", value="gate.later"),
     Fact("age_ms", value=lambda state: round(state.age * 1000)),
     Fact("limits", value=_LIMITS.nested("gate.limits")),
     Fact("published_by", "published by"),

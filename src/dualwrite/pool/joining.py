@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ref
 
 from dualwrite import process
@@ -17,7 +17,7 @@ from dualwrite.state import ConsumedOffset, PreparedTxnState
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Positions
 from dualwrite.stores.store_transaction import UsersTransaction
-from dualwrite.transaction import OpenTransaction, Transaction
+from dualwrite.transaction import LaterMessage, OpenTransaction, Transaction, no_later
 from dualwrite.writer import DualWriter
 
 Savepoints = frozenset[Hashable]
@@ -34,6 +34,7 @@ class JoinedOpenTransaction(OpenTransaction):
         commit: Commits the user's transaction on a connection, with what this has kept.
         savepoints: The savepoints that the user's transaction is in now.
         handle: What the user writes with.
+        can_wait: Whether a message may wait for its time.
     """
 
     def __init__(
@@ -42,6 +43,8 @@ class JoinedOpenTransaction(OpenTransaction):
         commit: Callable[[UsersTransaction, JoinedOpenTransaction], None],
         savepoints: Callable[[], Savepoints],
         handle: Any,
+        *,
+        can_wait: bool,
     ) -> None:
         self.transactional_id = prefix
         self.number = 0
@@ -49,6 +52,8 @@ class JoinedOpenTransaction(OpenTransaction):
         self.messages: list[tuple[Message, Savepoints]] = []
         self.offsets: list[tuple[list[ConsumedOffset], GroupMetadata, Savepoints]] = []
         self.moves: list[tuple[Positions, str, list[Move], Savepoints]] = []
+        self.waiting: list[tuple[LaterMessage, Savepoints]] = []
+        self._can_wait = can_wait
         self._commit = commit
         self._savepoints = savepoints
         self._handle = handle
@@ -72,6 +77,21 @@ class JoinedOpenTransaction(OpenTransaction):
         self._check()
         inside = self._savepoints()
         self.messages += [(checked(message), inside) for message in messages]
+
+    def send_later(self, later: LaterMessage) -> None:
+        """It is written when the user commits."""
+        self._check()
+        if not self._can_wait:
+            raise no_later(self.transactional_id)
+        self.waiting.append((later, self._savepoints()))
+
+    def cancel(self, cancel_id: str) -> NoReturn:
+        """Not here: that would need the user's connection now."""
+        raise UsageError(
+            f"The message {cancel_id!r} can't be cancelled by a transaction that was joined.",
+            transactional_id=self.transactional_id,
+            next_step="call pool.cancel(id), which does it in a transaction of its own",
+        )
 
     def send_offsets(self, consumer: Any, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
         self._check()
@@ -97,6 +117,8 @@ class JoinedOpenTransaction(OpenTransaction):
         """Send what was kept, in the transaction that a writer has begun."""
         if self.messages:
             begun.send_messages([message for message, _ in self.messages])
+        for later, _ in self.waiting:
+            begun.send_later(later)
         for positions, group, _ in self.offsets:
             begun.send_positions(positions, group)
         for kept, group_id, moves, _ in self.moves:
@@ -110,13 +132,14 @@ class JoinedOpenTransaction(OpenTransaction):
 
     @property
     def has_content(self) -> bool:
-        return bool(self.messages or self.offsets or self.moves)
+        return bool(self.messages or self.waiting or self.offsets or self.moves)
 
     def commit(self, connection: UsersTransaction) -> None:
         self._commit(connection, self)
 
     def forget_since(self, savepoint: Hashable) -> None:
         self.messages = [each for each in self.messages if savepoint not in each[1]]
+        self.waiting = [each for each in self.waiting if savepoint not in each[1]]
         self.offsets = [each for each in self.offsets if savepoint not in each[2]]
         self.moves = [each for each in self.moves if savepoint not in each[3]]
 
@@ -186,6 +209,7 @@ class Joining:
         prefix: Of the pool.
         store: Of the pool.
         writer: Checks out a writer to commit a user's transaction, within a limit or the pool's own.
+        can_wait: Whether a message may wait for its time.
     """
 
     def __init__(
@@ -193,14 +217,18 @@ class Joining:
         prefix: str,
         store: TxnStateStore,
         writer: Callable[[UsersTransaction, Limit | None], AbstractContextManager[DualWriter[Any]]],
+        *,
+        can_wait: bool,
     ) -> None:
+        self._can_wait = can_wait
         self._prefix = prefix
         self._store = store
         self._writer = writer
 
     def joined(self, session: Any) -> Transaction[Any]:
         """See `WriterPool.join`."""
-        make = partial(JoinedOpenTransaction, self._prefix, partial(self._commit, None), handle=ref(session))
+        commit, can_wait = partial(self._commit, None), self._can_wait
+        make = partial(JoinedOpenTransaction, self._prefix, commit, handle=ref(session), can_wait=can_wait)
         return Transaction(self._store.join(session, self, make))
 
     @contextmanager
@@ -257,7 +285,8 @@ class Joining:
                 next_step="use an asynchronous driver's (such as asyncpg, psycopg or aiomysql), or a blocking pool in a thread",
             )
         commit = partial(self._commit, timeout)
-        return users, JoinedOpenTransaction(self._prefix, commit, savepoints, handle or (lambda: connection))
+        tx_handle = handle or (lambda: connection)
+        return users, JoinedOpenTransaction(self._prefix, commit, savepoints, tx_handle, can_wait=self._can_wait)
 
     def _commit(self, timeout: Limit | None, users: UsersTransaction, joined: JoinedOpenTransaction) -> None:
         if not joined.has_content:

@@ -34,7 +34,7 @@ from dualwrite.recovery.recoverer import Recoverer
 from dualwrite.settings import Settings, check_seconds
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.store_transaction import UsersTransaction
-from dualwrite.transaction import H, Transaction, opened
+from dualwrite.transaction import H, Transaction, no_later, opened
 from dualwrite.transactional import name_of, repeated
 from dualwrite.writer import DualWriter
 
@@ -252,7 +252,7 @@ class WriterPool(Generic[H]):
             alone=self._options.alone or is_journaled,
             runs_here=is_journaled,
         )
-        self._joining = Joining(prefix, store, self._writer_for_users)
+        self._joining = Joining(prefix, store, self._writer_for_users, can_wait=is_journaled)
         self._pid = process.pid
         self._closing = threading.RLock()  # also for `resize`
         self._is_in_progress = False  # one of the two, in the thread that has the lock
@@ -520,6 +520,19 @@ class WriterPool(Generic[H]):
         """
         self._check("join()")
         return self._joining.joined(session)
+
+    def cancel(self, cancel_id: str) -> bool:
+        """Cancel a message that waits for its time, in a transaction of its own; see `Transaction.cancel`.
+
+        Raises:
+            UsageError: Not with `acknowledge="journaled"`.
+            StoreError: The database's own errors, translated.
+        """
+        check_may_block("cancel()", "await pool.cancel(…)")
+        self._check("cancel()")
+        if not self._options.is_journaled or self._store.journal is None:
+            raise no_later(self._prefix)
+        return self._store.journal.cancel(self._prefix, cancel_id)
 
     def unit_on(
         self, connection: Any, *, savepoints: Callable[[], Savepoints] = frozenset, handle: Callable[[], Any] | None = None

@@ -13,17 +13,32 @@ from dualwrite.errors import DualWriteError, InDoubtTransactionError, JournalSwi
 from dualwrite.failpoints import hit
 from dualwrite.observability.logs import SubjectLogger
 from dualwrite.observability.outages import BEGIN, DATABASE, database_at
-from dualwrite.recipe.journaling import Journal, JournalRoute
+from dualwrite.recipe.journaling import Journal, JournalRoute, entry_of
 from dualwrite.recipe.outcomes import note_committed, raise_outcome, reported, rolled_back, unknown
 from dualwrite.recipe.phases import BEFORE_COMMIT_POINT, IN_TRANSACTION, Change, Phase, Way, WriterState
 from dualwrite.recipe.remembered import RecordedTransaction
 from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import OnLost, Timeouts
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.journal import UnclaimedTransaction
-from dualwrite.transaction import OpenTransaction
+from dualwrite.stores.journal import LaterEntry, UnclaimedTransaction
+from dualwrite.transaction import LaterMessage, OpenTransaction
 
 log = SubjectLogger(__name__)
+
+
+class _Later:
+    """The messages of a transaction that wait for their time."""
+
+    def __init__(self, transaction: UnclaimedTransaction) -> None:
+        self._transaction = transaction
+
+    def send(self, later: LaterMessage) -> None:
+        entry = entry_of(later.message)
+        at_its_time = entry if entry.has_own_time else entry._replace(sent_at_ms=later.due_ms)
+        self._transaction.write_later(LaterEntry(at_its_time, later.due_ms, later.cancel_id))
+
+    def cancel(self, cancel_id: str) -> bool:
+        return self._transaction.cancel(cancel_id)
 
 
 class UnclaimedLane(WriterState):
@@ -107,7 +122,7 @@ class UnclaimedLane(WriterState):
             call.has_answer = begun.is_fence_checked
         buffer = self._route.producer
         self.transaction = OpenTransaction(
-            self.id, begun, buffer, timeout=self._timeouts.kafka, database=self._database, is_fenced=False
+            self.id, begun, buffer, timeout=self._timeouts.kafka, database=self._database, is_fenced=False, later=_Later(begun)
         )
         if self.way is Way.KAFKA:
             self.advance(Change.SWITCHED)

@@ -16,17 +16,20 @@ from dualwrite.recipe.journaling import message_of
 from dualwrite.recovery.report import lost_error
 from dualwrite.relay.dead_letters import DeadLetters
 from dualwrite.relay.drain import Drain, Turn, sql_store
-from dualwrite.relay.source import Source
+from dualwrite.relay.source import Source, fitting
 from dualwrite.stores.journal import is_open
 from dualwrite.stores.sql.sql_journal import (
     close_gate,
     delete_entries,
+    delete_later,
+    due_sizes,
     entry_of_row,
     first_batch,
     has_entries,
+    lock_due,
     lock_gate,
 )
-from dualwrite.stores.sql.tables import JOURNAL_TABLE_NAME
+from dualwrite.stores.sql.tables import JOURNAL_TABLE_NAME, LATER_TABLE_NAME
 from dualwrite.transactional_id import drainer_id, journaled_prefix
 from dualwrite.writer import DualWriter
 
@@ -69,12 +72,15 @@ class JournalSource(Source):
         return True
 
     def remove(self, connection: Connection, rows: Sequence[Any]) -> None:
-        deleted = delete_entries(connection, [row.id for row in rows])
+        deleted = self._delete(connection, [row.id for row in rows])
         if deleted != len(rows):
             raise StoreError(
                 f"{len(rows)} journal entries were to be deleted, and {deleted} were: somebody else has deleted some.",
                 next_step="nothing was published; leave the table to dualwrite",
             )
+
+    def _delete(self, connection: Connection, ids: Sequence[int]) -> int:
+        return delete_entries(connection, ids)
 
     @staticmethod
     def message(columns: Mapping[str, Any]) -> Message:
@@ -87,6 +93,30 @@ class JournalSource(Source):
     def all_columns(self, connection: Connection, row: Any) -> Mapping[str, Any]:
         del connection
         return dict(row._mapping)  # noqa: SLF001  (public, in spite of its name)
+
+
+class LaterSource(JournalSource):
+    """The messages of a prefix whose time has come, in the order of their times."""
+
+    @property
+    def name(self) -> str:
+        return LATER_TABLE_NAME
+
+    def has_rows(self, connection: Connection) -> bool:
+        return bool(due_sizes(connection, self._prefix, _now_ms(), 1))
+
+    def read(self, connection: Connection, most: int, size: int) -> tuple[Sequence[Any], bool]:
+        """Locked: they may be cancelled."""
+        sizes = due_sizes(connection, self._prefix, _now_ms(), most)
+        fit = fitting(sizes, size)
+        return lock_due(connection, self._prefix, _now_ms(), fit) if fit else (), fit < len(sizes)
+
+    def _delete(self, connection: Connection, ids: Sequence[int]) -> int:
+        return delete_later(connection, ids)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class JournalDrain(Drain):
@@ -102,6 +132,7 @@ class JournalDrain(Drain):
     def __init__(self, writer: DualWriter[Any], prefix: str, owner: str, *, keeps_open: bool = False) -> None:
         letters = DeadLetters(sql_store(writer.store), drainer_id(prefix))
         super().__init__(writer, JournalSource(prefix), dead_letters=letters)
+        self._later = Drain(writer, LaterSource(prefix), dead_letters=letters)
         self._prefix = prefix
         self._owner = owner
         self._keeps_open = keeps_open
@@ -121,7 +152,7 @@ class JournalDrain(Drain):
         try:
             if not was_clean:
                 self._check_none_lost()
-            done = super().turn()
+            done = self._published()
             self._is_clean = True
             if self._keeps_open or self._store.is_local:  # the latter closes the gate in a batch
                 return done + Turn(is_idle=not done.rows)
@@ -130,6 +161,15 @@ class JournalDrain(Drain):
             return done + (Turn(is_idle=not done.rows) if self._is_needed_open() else self._close())
         except short.driver_errors as error:
             raise short.errors.translated(error, f"publishing the journal of {self._prefix}") from error
+
+    def _published(self) -> Turn:
+        """A batch of the journal, or if it is empty, of what was written for later."""
+        done = Turn() if self._keeps_open and not super().has_rows() else super().turn()
+        return self._later.turn() if not done.rows and self._later.has_rows() else done
+
+    def has_rows(self) -> bool:
+        """Whether there is anything to publish now, also of what was written for later."""
+        return super().has_rows() or self._later.has_rows()
 
     def _is_needed_open(self) -> bool:
         """Whether a process is alive that writes into the journal always; if it were closed, that one would open it again."""

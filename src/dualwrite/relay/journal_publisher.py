@@ -26,7 +26,7 @@ from dualwrite.relay.listener import Listener
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.journal import JournalLimits
-from dualwrite.stores.sql.sql_journal import has_entries
+from dualwrite.stores.sql.sql_journal import has_entries, next_due
 from dualwrite.transactional_id import journaled_prefix
 
 log = SubjectLogger(__name__)
@@ -71,6 +71,7 @@ class JournalPublisher(JournalKeeper):
         self._can_notify = self._engine.dialect.name == "postgresql"
         self._listening = ExitStack()
         self._leases_at = 0.0
+        self._due_at: float | None = None  # when the next message is due that waits for its time
         side = database_at(store.description, is_local=store.is_local)
         self._alive = LeasedIds(of_sql.leases, journaled_prefix(prefix), seconds=_LEASE_SECONDS, database=side)
         try:
@@ -117,8 +118,17 @@ class JournalPublisher(JournalKeeper):
         if turn.rows and not turn.is_full:
             self._stopping.wait(_REST_SECONDS)
 
+    def _look(self) -> None:
+        super()._look()
+        prefix = self.journal.prefix
+        found = self._short.query(lambda connection: next_due(connection, prefix), "looking for messages that wait")
+        self._due_at = None if found is None else found / 1000
+
     def _idle_seconds(self) -> float:
-        return _LOOK_SECONDS if self._can_notify or self.name not in self._ids.held else _POLL_SECONDS
+        if self.name not in self._ids.held:
+            return _LOOK_SECONDS
+        seconds = _LOOK_SECONDS if self._can_notify else _POLL_SECONDS
+        return seconds if self._due_at is None else min(seconds, max(0.0, self._due_at - time.time()))
 
     def _lost(self) -> None:
         self._listening.close()

@@ -37,6 +37,14 @@ class JournalEntry(NamedTuple):
         return len(self.key or b"") + len(self.value or b"")
 
 
+class LaterEntry(NamedTuple):
+    """A message that is published at `due_ms` since 1970, or soon after; `cancel_id` names it, if it may be cancelled."""
+
+    entry: JournalEntry
+    due_ms: int
+    cancel_id: str | None = None
+
+
 class NumberedEntry(NamedTuple):
     """An entry with its number, by which entries are published in order."""
 
@@ -95,6 +103,7 @@ class GateStatus:
         size: Bytes of their keys and values; None if they were not counted.
         limits: Those of the process that has opened it the last time; None if it was never open. Each process keeps to its own.
         failure: Why its messages could not be published the last time, and the next step; None if they could.
+        later: The number of messages that wait for their time; None if they were not counted.
         oldest: When the oldest message was written, in seconds since 1970, by the clock of its process; None if they were not
             counted, there is none, or each has a time of its own.
     """
@@ -107,6 +116,7 @@ class GateStatus:
     size: int | None = None
     limits: JournalLimits | None = None
     failure: str | None = None
+    later: int | None = None
     oldest: float | None = None
 
     def age(self, now: float) -> float:
@@ -155,6 +165,21 @@ class UnclaimedTransaction(JournaledTransaction):
 
     own_id: int = 0
 
+    @abstractmethod
+    def write_later(self, later: LaterEntry) -> None:
+        """Write a message for later.
+
+        Raises:
+            StoreError: Another message waits under its `cancel_id`; or as for `write_journal`.
+        """
+
+    @abstractmethod
+    def cancel(self, cancel_id: str) -> bool:
+        """Cancel a message that waits, as part of the transaction; False if there is none: it was published, or cancelled.
+
+        Waits for a transaction that publishes or cancels it now.
+        """
+
 
 class JournalStore(ABC):
     """Keeps the journals of a database. Safe to use from several threads.
@@ -178,6 +203,10 @@ class JournalStore(ABC):
     @abstractmethod
     def has_committed(self, transaction: UnclaimedTransaction, *, timeout: float) -> bool | None:
         """After a `commit` whose outcome is unknown: what the database says, within the time; None if it does not know."""
+
+    @abstractmethod
+    def cancel(self, prefix: str, cancel_id: str) -> bool:
+        """As `UnclaimedTransaction.cancel`, in a transaction of its own."""
 
     @abstractmethod
     def prepare(self, prefix: str) -> GateStatus:

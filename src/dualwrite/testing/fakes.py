@@ -14,6 +14,7 @@ does, and not what Kafka does with it: no topic is missing, and nothing is too l
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self, cast, overload
 
@@ -23,7 +24,7 @@ from sqlalchemy.orm import Session
 from dualwrite.aio.async_transaction import A, AsyncTransaction, send_unsent
 from dualwrite.aio.coroutine_threads import BorrowedThread
 from dualwrite.deadline import Limit
-from dualwrite.errors import StoreCommitFailedError
+from dualwrite.errors import StoreCommitFailedError, StoreError
 from dualwrite.kafka.base import GivenMessage, GroupMetadata, Headers, Message, SentOffsets, TransactionalProducer
 from dualwrite.kafka.messages import checked
 from dualwrite.kafka.sending import Sending
@@ -38,8 +39,8 @@ from dualwrite.stores.sql.orm import SessionSource
 from dualwrite.stores.sql.raw_connections import users_connection
 from dualwrite.stores.store_transaction import UsersTransaction
 from dualwrite.testing.fake_database import FakeStoreTransaction, GivenHandle, InlineThread, OnEngine
-from dualwrite.testing.sent import SentMessage
-from dualwrite.transaction import H, OpenTransaction, Outcome, Transaction
+from dualwrite.testing.sent import SentLater, SentMessage
+from dualwrite.transaction import H, LaterMessage, OpenTransaction, Outcome, Transaction
 
 _CREATE_TIME = 1
 """confluent-kafka's TIMESTAMP_CREATE_TIME."""
@@ -101,12 +102,17 @@ class FakeTransaction(Transaction[H]):
         self._recorder = _Recorder(savepoints)
         self._outcome_at_end = outcome
         producer = cast("TransactionalProducer", self._recorder)  # it has what is used before the prepare
-        super().__init__(OpenTransaction(transactional_id, self._database, producer, timeout=0))
+        super().__init__(OpenTransaction(transactional_id, self._database, producer, timeout=0, later=self._recorder.later))
 
     @property
     def sent(self) -> list[SentMessage]:
         """The messages that were sent, in order; none after a block that has failed, as consumers see none of them."""
         return self._recorder.sent
+
+    @property
+    def sent_later(self) -> list[SentLater]:
+        """The messages that wait for their time, without those that were cancelled."""
+        return self._recorder.later.sent
 
     @property
     def sent_offsets(self) -> dict[str, dict[tuple[str, int], int]]:
@@ -209,9 +215,18 @@ class FakePool:
         return self._recorder.sent
 
     @property
+    def sent_later(self) -> list[SentLater]:
+        """See `FakeTransaction.sent_later`."""
+        return self._recorder.later.sent
+
+    @property
     def sent_offsets(self) -> dict[str, dict[tuple[str, int], int]]:
         """See `FakeTransaction.sent_offsets`."""
         return self._recorder.sent_offsets
+
+    def cancel(self, cancel_id: str) -> bool:
+        """See `WriterPool.cancel`."""
+        return self._recorder.later.cancel(cancel_id)
 
     def join(self, session: Any) -> Transaction[Any]:
         """See `WriterPool.join`."""
@@ -228,7 +243,9 @@ class _FakeJoining(Joining):
     """Commits the user's transactions, and keeps what was sent in them."""
 
     def __init__(self, recorder: _Recorder, outcome: Outcome) -> None:
-        super().__init__("fake", cast("TxnStateStore", _AnyDatabase), cast("Any", None))  # no writer: see `_commit`
+        super().__init__(
+            "fake", cast("TxnStateStore", _AnyDatabase), cast("Any", None), can_wait=True
+        )  # no writer: see `_commit`
         self._recorder = recorder
         self._outcome = outcome
 
@@ -241,6 +258,8 @@ class _FakeJoining(Joining):
             raise StoreCommitFailedError(what, cause=str(error).strip()) from error
         if joined.has_content:
             self._recorder.send_messages([message for message, _ in joined.messages])
+            for later, _ in joined.waiting:
+                self._recorder.later.send(later)
             for positions, group, _ in joined.offsets:
                 self._recorder.send_offsets_to_transaction(positions, group, timeout=0)
             joined.outcome = self._outcome
@@ -335,6 +354,7 @@ class _Recorder(Sending):
         self._kept: list[tuple[Message, frozenset[Hashable]]] = []
         self._savepoints = savepoints
         self.offsets = SentOffsets()
+        self.later = _FakeLater()
 
     @property
     def messages(self) -> list[Message]:
@@ -363,3 +383,29 @@ class _Recorder(Sending):
     def clear(self) -> None:
         self._kept.clear()
         self.offsets.clear()
+        self.later.clear()
+
+
+class _FakeLater:
+    """Keeps the messages that wait for their time."""
+
+    def __init__(self) -> None:
+        self._kept: list[LaterMessage] = []
+
+    @property
+    def sent(self) -> list[SentLater]:
+        times = ((one, datetime.fromtimestamp(one.due_ms / 1000, UTC)) for one in self._kept)
+        return [SentLater(SentMessage.of(one.message), time, one.cancel_id) for one, time in times]
+
+    def send(self, later: LaterMessage) -> None:
+        if later.cancel_id is not None and any(one.cancel_id == later.cancel_id for one in self._kept):
+            raise StoreError(f"A message waits under the cancel_id {later.cancel_id!r} already.")
+        self._kept.append(later)
+
+    def cancel(self, cancel_id: str) -> bool:
+        before = len(self._kept)
+        self._kept = [one for one in self._kept if one.cancel_id != cancel_id]
+        return len(self._kept) < before
+
+    def clear(self) -> None:
+        self._kept.clear()

@@ -5,10 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Self
 
 from dualwrite.kafka.base import Message
 from dualwrite.kafka.topic import K, Topic, V
+
+
+@dataclass(frozen=True, slots=True)
+class SentLater:
+    """A message that waits for its time.
+
+    Args:
+        message: The message.
+        not_before: When it is published, at the earliest (UTC).
+        cancel_id: What names it, or None.
+    """
+
+    message: SentMessage
+    not_before: datetime
+    cancel_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

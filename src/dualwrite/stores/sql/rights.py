@@ -10,6 +10,7 @@ from dualwrite.stores.sql.tables import (
     DEAD_LETTER_TABLE_NAME,
     GATE_TABLE_NAME,
     JOURNAL_TABLE_NAME,
+    LATER_TABLE_NAME,
     LEASE_TABLE_NAME,
     POSITION_TABLE_NAME,
     STORE_TABLE_NAME,
@@ -30,7 +31,7 @@ RIGHTS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "writer": {TABLE_NAME: _WRITE, STORE_TABLE_NAME: _WRITE},
     "pool": {LEASE_TABLE_NAME: _WRITE},
     "journal": {LEASE_TABLE_NAME: _WRITE, GATE_TABLE_NAME: _WRITE, JOURNAL_TABLE_NAME: ("SELECT", "INSERT", "DELETE")}
-    | {DEAD_LETTER_TABLE_NAME: ("SELECT", "INSERT")},
+    | {LATER_TABLE_NAME: _ALL, DEAD_LETTER_TABLE_NAME: ("SELECT", "INSERT")},
     "processor": {POSITION_TABLE_NAME: _WRITE},
     "relay": {LEASE_TABLE_NAME: _WRITE, DEAD_LETTER_TABLE_NAME: _ALL},
     "deletes": {OUTBOX: ("SELECT", "UPDATE", "DELETE")},
@@ -41,7 +42,7 @@ RIGHTS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "operator": dict.fromkeys(
         (TABLE_NAME, STORE_TABLE_NAME, LEASE_TABLE_NAME, POSITION_TABLE_NAME, DEAD_LETTER_TABLE_NAME, JOURNAL_TABLE_NAME), _READ
     )
-    | dict.fromkeys((GATE_TABLE_NAME, *_JOBS, VERSION_TABLE_NAME), _READ),
+    | dict.fromkeys((LATER_TABLE_NAME, GATE_TABLE_NAME, *_JOBS, VERSION_TABLE_NAME), _READ),
 }
 """By use, the privileges on each table. SELECT … FOR UPDATE and FOR SHARE need UPDATE; not on MySQL, if DELETE is there.
 
@@ -55,10 +56,10 @@ BASIC: Final = ("writer", "pool")
 IMPLIED: Final = (*BASIC, "deletes", "marks")
 """The uses for which the command that prints GRANT has no option."""
 
-_LOCKED: Final = (OUTBOX, DEAD_LETTER_TABLE_NAME)
+_LOCKED: Final = (OUTBOX, DEAD_LETTER_TABLE_NAME, LATER_TABLE_NAME)
 """UPDATE on them is only for FOR UPDATE, where rows are deleted."""
 
-_SEQUENCES: Final = {name: f"{name}_id_seq" for name in (JOURNAL_TABLE_NAME, DEAD_LETTER_TABLE_NAME)}
+_SEQUENCES: Final = {name: f"{name}_id_seq" for name in (JOURNAL_TABLE_NAME, LATER_TABLE_NAME, DEAD_LETTER_TABLE_NAME)}
 """PostgreSQL's sequences, for those who insert."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -32,6 +33,7 @@ from dualwrite.stores.journal import (
     JournalEntry,
     JournalLimits,
     JournalStore,
+    LaterEntry,
     NumberedEntry,
     UnclaimedTransaction,
     is_open,
@@ -41,6 +43,7 @@ from dualwrite.stores.sql.dialect import ErrorClass, StateRecord
 from dualwrite.stores.sql.short import ShortTransactions
 from dualwrite.stores.sql.tables import gate_table as g
 from dualwrite.stores.sql.tables import journal_table as j
+from dualwrite.stores.sql.tables import later_table as later
 
 _PREFIX: Final[BindParameter[str]] = bindparam("prefix_")
 READ_EPOCH: Final = select(g.c.epoch).where(g.c.prefix == _PREFIX)
@@ -79,6 +82,19 @@ _SUMMED: Final = (
 )
 _BATCH: Final = select(_SUMMED).where(_SUMMED.c.total - _SUMMED.c.size <= bindparam("bytes")).order_by(_SUMMED.c.id)
 _ENTRIES: Final = select(j).where(j.c.prefix == _PREFIX, j.c.id > bindparam("after")).order_by(j.c.id).limit(bindparam("most"))
+_INSERT_LATER: Final = insert(later)
+_CANCEL: Final = delete(later).where(later.c.prefix == _PREFIX, later.c.cancel_id == bindparam("cancel"))
+_DUE: Final = (
+    select(later)
+    .where(later.c.prefix == _PREFIX, later.c.due_ms <= bindparam("now_ms"))
+    .order_by(later.c.due_ms, later.c.id)
+    .limit(bindparam("most"))
+)
+_DUE_SIZES: Final = _DUE.with_only_columns(later.c.size)
+_LOCK_DUE: Final = _DUE.with_for_update(skip_locked=True)
+_NEXT_DUE: Final = select(func.min(later.c.due_ms)).where(later.c.prefix == _PREFIX)
+_DELETE_LATER: Final = delete(later).where(later.c.id.in_(bindparam("ids", expanding=True)))
+_COUNT_LATER: Final = select(later.c.prefix, func.count().label("later")).group_by(later.c.prefix)
 _DELETE: Final = delete(j).where(j.c.id.in_(bindparam("ids", expanding=True)))
 _DELETE_ANY: Final = delete(j).where(j.c.id == any_(bindparam("ids", type_=ARRAY(BigInteger))))
 """The same on PostgreSQL, as one text for any number of them."""
@@ -157,6 +173,37 @@ def _row(prefix: str, entry: JournalEntry) -> dict[str, Any]:
         "has_own_time": entry.has_own_time,
         "size": entry.size,
     }
+
+
+def insert_later(connection: Connection, prefix: str, given: LaterEntry) -> None:
+    """Insert a message for later."""
+    connection.execute(_INSERT_LATER, {**_row(prefix, given.entry), "due_ms": given.due_ms, "cancel_id": given.cancel_id})
+
+
+def cancel(connection: Connection, prefix: str, cancel_id: str) -> bool:
+    """Delete the message that waits under this id, if there is one."""
+    return connection.execute(_CANCEL, {"prefix_": prefix, "cancel": cancel_id}).rowcount == 1
+
+
+def due_sizes(connection: Connection, prefix: str, now_ms: int, most: int) -> Sequence[int]:
+    """The sizes of the first messages whose time has come."""
+    return connection.scalars(_DUE_SIZES, {"prefix_": prefix, "now_ms": now_ms, "most": most}).all()
+
+
+def lock_due(connection: Connection, prefix: str, now_ms: int, most: int) -> Sequence[Any]:
+    """The first messages whose time has come, but those that somebody cancels now; locked."""
+    return connection.execute(_LOCK_DUE, {"prefix_": prefix, "now_ms": now_ms, "most": most}).all()
+
+
+def next_due(connection: Connection, prefix: str) -> int | None:
+    """When the next message is due; None if none waits."""
+    found: int | None = connection.scalar(_NEXT_DUE, {"prefix_": prefix})
+    return found
+
+
+def delete_later(connection: Connection, ids: Sequence[int]) -> int:
+    """Delete messages that were due; return how many there were."""
+    return connection.execute(_DELETE_LATER, {"ids": ids}).rowcount
 
 
 def entry_of_row(row: Any) -> JournalEntry:
@@ -298,12 +345,11 @@ class SqlJournal(JournalStore):
         def work(connection: Connection) -> list[GateStatus]:
             only = {} if prefix is None else {"prefix_": prefix}
             rows = connection.execute(_READ_ALL if prefix is None else _READ, only).all()
-            counted = (
-                {row.prefix: row for row in connection.execute(_COUNT if prefix is None else _COUNT_ONE, only)}
-                if counts
-                else {}
-            )
-            return [_status(row, counted.get(row.prefix), counts=counts) for row in rows]
+            if not counts:
+                return [_status(row) for row in rows]
+            counted = {row.prefix: row for row in connection.execute(_COUNT if prefix is None else _COUNT_ONE, only)}
+            waiting = {row.prefix: row.later for row in connection.execute(_COUNT_LATER)}
+            return [_counted(_status(row), counted.get(row.prefix), waiting.get(row.prefix, 0)) for row in rows]
 
         return self._short.query(work, "reading journals and their gates")
 
@@ -313,6 +359,9 @@ class SqlJournal(JournalStore):
             "reading journal entries",
         )
         return [NumberedEntry(row.id, entry_of_row(row)) for row in rows]
+
+    def cancel(self, prefix: str, cancel_id: str) -> bool:
+        return self._short.run(lambda connection: cancel(connection, prefix, cancel_id), "cancelling a message")
 
     def note_failure(self, prefix: str, failure: str | None) -> None:
         values = {"prefix_": prefix, "reason": failure}
@@ -326,12 +375,13 @@ class SqlJournal(JournalStore):
         return self._short.run(work, "opening the journal's gate")
 
 
-def _status(row: Any, counted: Any, *, counts: bool) -> GateStatus:
-    entries: int | None = None
-    size: int | None = None
-    oldest: float | None = None
-    if counts:
-        entries, size = (0, 0) if counted is None else (int(counted.entries), int(counted.size))
-        oldest = None if counted is None or counted.oldest_ms is None else counted.oldest_ms / 1000
+def _status(row: Any) -> GateStatus:
     limits = None if row.max_entries is None else JournalLimits(row.max_entries, row.max_size, row.max_age_ms / 1000)
-    return GateStatus(row.prefix, row.epoch, row.changed_at, row.changed_by, entries, size, limits, row.failure, oldest)
+    return GateStatus(row.prefix, row.epoch, row.changed_at, row.changed_by, limits=limits, failure=row.failure)
+
+
+def _counted(status: GateStatus, counted: Any, waiting: int) -> GateStatus:
+    if counted is None:
+        return replace(status, entries=0, size=0, later=waiting)
+    oldest = None if counted.oldest_ms is None else counted.oldest_ms / 1000
+    return replace(status, entries=int(counted.entries), size=int(counted.size), later=waiting, oldest=oldest)

@@ -28,6 +28,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
     and_,
     bindparam,
     func,
@@ -153,6 +154,7 @@ LEASE_TABLE_NAME: Final = "kafka_transaction_lease"
 POSITION_TABLE_NAME: Final = "kafka_consumed_offset"
 DEAD_LETTER_TABLE_NAME: Final = "dualwrite_dead_letter"
 JOURNAL_TABLE_NAME: Final = "dualwrite_journal"
+LATER_TABLE_NAME: Final = "dualwrite_journal_later"
 GATE_TABLE_NAME: Final = "dualwrite_journal_gate"
 VERSION_TABLE_NAME: Final = "kafka_transaction_state_version"
 _UUID_LENGTH: Final = 36
@@ -249,22 +251,40 @@ The limits are those of the process that has opened it the last time; `failure` 
 """
 
 
+def _columns_of_messages() -> tuple[Column[Any], ...]:
+    return (
+        Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
+        Column("prefix", Words(255), nullable=False),
+        Column("topic", Words(MAX_TOPIC_LENGTH), nullable=False),
+        Column("message_key", LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL), nullable=True),
+        Column("message_value", LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL), nullable=True),
+        Column("headers", LongWords(size="long"), nullable=True),
+        Column("partition_number", Integer, nullable=True),
+        Column("sent_at_ms", BigInteger, nullable=False),
+        Column("has_own_time", Boolean, nullable=False),
+        Column("size", Integer, nullable=False),
+    )
+
+
 journal_table: Final = Table(
     JOURNAL_TABLE_NAME,
     metadata,
-    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-    Column("prefix", Words(255), nullable=False),
-    Column("topic", Words(MAX_TOPIC_LENGTH), nullable=False),
-    Column("message_key", LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL), nullable=True),
-    Column("message_value", LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL), nullable=True),
-    Column("headers", LongWords(size="long"), nullable=True),
-    Column("partition_number", Integer, nullable=True),
-    Column("sent_at_ms", BigInteger, nullable=False),
-    Column("has_own_time", Boolean, nullable=False),
-    Column("size", Integer, nullable=False),
+    *_columns_of_messages(),
     Index("ix_dualwrite_journal_prefix", "prefix", "id"),
 )
 """One row for each message of a unit that was committed while the gate was open, until it is published."""
+
+
+later_table: Final = Table(
+    LATER_TABLE_NAME,
+    metadata,
+    *_columns_of_messages(),
+    Column("due_ms", BigInteger, nullable=False),
+    Column("cancel_id", Words(255), nullable=True),
+    UniqueConstraint("prefix", "cancel_id", name="uq_dualwrite_journal_later"),
+    Index("ix_dualwrite_journal_later_due", "prefix", "due_ms", "id"),
+)
+"""One row for each message that waits for its time, `due_ms` since 1970; `cancel_id` names it, if it may be cancelled."""
 
 
 def begins_with_prefix(column: ColumnElement[str]) -> ColumnElement[bool]:

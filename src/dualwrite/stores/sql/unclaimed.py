@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NoReturn, TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
-from dualwrite.errors import DualWriteError
-from dualwrite.stores.journal import JournalEntry, UnclaimedTransaction
+from dualwrite.errors import DualWriteError, StoreError, UsageError
+from dualwrite.stores.journal import JournalEntry, LaterEntry, UnclaimedTransaction
 from dualwrite.stores.rows import Claim
-from dualwrite.stores.sql.dialect import EntriesRecord, Fence, Mark
+from dualwrite.stores.sql.dialect import EntriesRecord, ErrorClass, Fence, Mark, driver_error
 from dualwrite.stores.sql.home import OwnConnection
 from dualwrite.stores.sql.joined_transaction import JoinedTransaction, UsersConnection
 from dualwrite.stores.sql.sql_context import StoreContext
-from dualwrite.stores.sql.sql_journal import READ_EPOCH, switched
+from dualwrite.stores.sql.sql_errors import TransactionErrors
+from dualwrite.stores.sql.sql_journal import READ_EPOCH, cancel, insert_later, switched
 from dualwrite.stores.sql.sql_transaction import SqlStoreTransaction
+
+T = TypeVar("T")
 
 _WRITING: Final = "writing into the journal"
 _MOST_ENTRIES: Final = 50
@@ -62,6 +65,19 @@ class UnclaimedSqlTransaction(SqlStoreTransaction, UnclaimedTransaction):
                     raise self._errors.ended_by_block()
                 self._insert_entries(connection, entries)
 
+    def write_later(self, later: LaterEntry) -> None:
+        self._later(lambda connection: insert_later(connection, self._prefix, later))
+
+    def cancel(self, cancel_id: str) -> bool:
+        return self._later(lambda connection: cancel(connection, self._prefix, cancel_id))
+
+    def _later(self, step: Callable[[Connection], T]) -> T:
+        with self.own_statements() as connection:
+            try:
+                return step(connection)
+            except self._context.driver_errors as error:
+                raise _why_not_later(self._context, self._errors, error) from error
+
     def _why_not_recorded(self, *, was_marked: bool, wrong_encoding: str | None = None) -> DualWriteError:
         del wrong_encoding
         self.rollback()
@@ -92,6 +108,27 @@ class UnclaimedJoinedTransaction(JoinedTransaction, UnclaimedTransaction):
 
         if entries:
             self._execute(write, _WRITING)
+
+    def write_later(self, later: LaterEntry) -> None:
+        assert self._gate is not None
+        prefix = self._gate
+        try:
+            self._users.run(lambda: insert_later(self._connection, prefix, later))
+        except self._context.driver_errors as error:
+            raise _why_not_later(self._context, self._errors, error) from error
+
+    def cancel(self, cancel_id: str) -> NoReturn:
+        raise UsageError(f"The message {cancel_id!r} can't be cancelled here.", next_step="call pool.cancel(id)")
+
+
+def _why_not_later(context: StoreContext, errors: TransactionErrors, error: BaseException) -> DualWriteError:
+    if context.dialect.classify(error) is not ErrorClass.DUPLICATE:
+        return errors.translated(error, "writing a message for later, or cancelling one")
+    return StoreError(
+        "A message waits under this cancel_id already. The transaction can't go on.",
+        cause=str(driver_error(error)).strip(),
+        next_step="cancel it first: tx.cancel(id); or give this one another id",
+    )
 
 
 def _why_not_written(context: StoreContext, prefix: str) -> DualWriteError:
