@@ -70,7 +70,7 @@ class JournalPublisher(JournalKeeper):
         self._channel = f"dualwrite_{blake2s(prefix.encode(), digest_size=8).hexdigest()}"
         self._can_notify = self._engine.dialect.name == "postgresql"
         self._listening = ExitStack()
-        self._leases_at = 0.0
+        self._leases_at = self._asks_at = 0.0
         self._due_at: float | None = None  # when the next message is due that waits for its time
         side = database_at(store.description, is_local=store.is_local)
         self._alive = LeasedIds(of_sql.leases, journaled_prefix(prefix), seconds=_LEASE_SECONDS, database=side)
@@ -92,6 +92,9 @@ class JournalPublisher(JournalKeeper):
                 self._notify()
             return False
         if self._drain is None:
+            if now < self._asks_at:  # each commit wakes this thread
+                return False
+            self._asks_at = now + _LOOK_SECONDS
             return self._kafka_answers()
         return self._was_woken or self._drain.has_rows()
 
@@ -125,7 +128,7 @@ class JournalPublisher(JournalKeeper):
         self._due_at = None if found is None else found / 1000
 
     def _idle_seconds(self) -> float:
-        if self.name not in self._ids.held:
+        if self.name not in self._ids.held or self._drain is None:
             return _LOOK_SECONDS
         seconds = _LOOK_SECONDS if self._can_notify else _POLL_SECONDS
         return seconds if self._due_at is None else min(seconds, max(0.0, self._due_at - time.time()))
