@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -133,6 +135,26 @@ def test_units_run_side_by_side(scene: Scene) -> None:
         for other in others:
             done(other)
     assert sorted(published(scene)) == [0, 1, 2, 3]
+
+
+@on_postgresql
+def test_a_unit_that_is_rolled_back_because_of_another_one_runs_again(scene: Scene) -> None:
+    together, runs = threading.Barrier(2, timeout=LIMIT), threading.Semaphore(2)
+
+    def unit(tx: Transaction[Any], number: int) -> int:
+        """Each reads what the other writes."""
+        tx.db.execute(
+            sa.text("SELECT count(*) FROM events WHERE writer = :writer"), {"writer": scene.transactional_id}
+        ).scalar()
+        if runs.acquire(blocking=False):
+            together.wait()
+        return both(tx, scene, number)
+
+    engine = sa.create_engine(scene.url, isolation_level="SERIALIZABLE")
+    with journaled_pool(scene, engine) as pool, ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(partial(pool.run, unit), [1, 2])) == [1, 2]
+    engine.dispose()
+    assert scene.agree() == [1, 2]
 
 
 @on_postgresql

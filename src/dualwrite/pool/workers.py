@@ -67,8 +67,18 @@ class Workers:
             raise closed(self._prefix)
         before, self._here.is_ours = self.include_this_thread, True
         try:
-            self._run_group([call], lambda: None)
+            while True:
+                with self._writers.checked_out("a group") as writer:
+                    group = Group(self._shared, writer, [call], lambda: None, grows=False)
+                    group.run()
+                if not group.conflicted:  # otherwise it was rolled back because of another one, and runs again
+                    return
+        except BaseException as error:
+            if not isinstance(error, PoolTimeoutError | WriterClosedError):
+                log.exception("a unit ended with an unexpected error", prefix=self._prefix)
+            call.deliver_error(error)
         finally:
+            self._waiting.release([call])
             self._here.is_ours = before
 
     def drain(self, limit: Deadline, *, is_total: bool) -> Deadline:
@@ -134,7 +144,7 @@ class Workers:
                 pass
         except BaseException as error:
             self._note_outage(error)
-            if not isinstance(error, FencedError | PoolTimeoutError | WriterClosedError):
+            if not isinstance(error, FencedError | WriterClosedError):
                 log.exception("a group ended with an unexpected error", prefix=self._prefix)
             for call in calls:
                 call.deliver_error(error)
