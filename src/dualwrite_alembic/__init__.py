@@ -28,6 +28,7 @@ TABLES: Final = frozenset(
         "kafka_consumed_offset",
         "dualwrite_dead_letter",
         "dualwrite_journal",
+        "dualwrite_journal_later",
         "dualwrite_journal_gate",
         "kafka_job",
         "kafka_job_batch",

@@ -72,7 +72,7 @@ def test_migrate_makes_the_same_tables_as_alembic(new_url: Callable[[], str], mo
     use(monkeypatch, by_django)
     call_command("migrate", "dualwrite", verbosity=0)
     expected = tables(by_alembic)
-    assert len(expected) == 13
+    assert len(expected) == 14
     assert tables(by_django) == expected
     call_command("migrate", "dualwrite", "zero", verbosity=0)
     assert tables(by_django) == {"revision": None}
@@ -137,5 +137,5 @@ def test_makemigrations_and_sqlmigrate(
     call_command("sqlmigrate", "dualwrite", "0001")
     script = capsys.readouterr().out
     assert "CREATE TABLE kafka_transaction_state (" in script
-    assert script.count("CREATE TABLE") == 12
+    assert script.count("CREATE TABLE") == 13
     connection.close()

@@ -333,6 +333,7 @@ def test_a_message_of_a_topic_passes_its_serializers() -> None:
 # --- they keep up with the real ones ----------------------------------------------------------------------------------
 
 _USES: dict[str, Any] = {
+    "cancel": lambda tx: tx.cancel("a"),
     "db": lambda tx: tx.db,
     "session": lambda tx: tx.session,
     "transactional_id": lambda tx: tx.transactional_id,

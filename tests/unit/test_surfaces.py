@@ -11,7 +11,7 @@ from dualwrite.pool.calls import UnitCall
 from dualwrite.transaction import OpenTransaction, UnitTransaction
 from fixtures.tables import table
 
-OF_A_TRANSACTION = {"db", "outcome", "send", "send_many", "send_offsets", "session", "state", "transactional_id"}
+OF_A_TRANSACTION = {"cancel", "db", "outcome", "send", "send_many", "send_offsets", "session", "state", "transactional_id"}
 
 ONLY_SYNC = {"submit", "unit_on"}
 """A coroutine makes a task of `run` instead; frameworks that need `unit_on` have blocking connections."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Final
+from typing import Final, Protocol
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import (
@@ -18,12 +18,13 @@ from dualwrite.errors import (
     InDoubtTransactionError,
     WriterClosedError,
 )
+from dualwrite.observability import observers, tracing
 from dualwrite.observability.logs import SubjectLogger
 from dualwrite.observability.outages import DATABASE
 from dualwrite.recipe.idle import RECOVER_LIMIT
 from dualwrite.recipe.journaling import Journal, KafkaOrJournal
 from dualwrite.recipe.lane import Lane
-from dualwrite.recipe.outcomes import reported
+from dualwrite.recipe.outcomes import TransactionReport
 from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership, Parties
 from dualwrite.recipe.phases import BETWEEN_TRANSACTIONS, IN_TRANSACTION, MUST_RECOVER, Change, Phase
 from dualwrite.recipe.republish import LostMessages, taken_over
@@ -35,6 +36,7 @@ from dualwrite.settings import SWITCH_AFTER, Acknowledge, OnLost
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import Acquiring, ClaimedLanes, LostKind, StateRow
 from dualwrite.stores.rows import new_token, on_cluster
+from dualwrite.transaction import OpenTransaction
 from dualwrite.transactional_id import TransactionalId
 
 log = SubjectLogger(__name__)
@@ -445,6 +447,21 @@ class Lanes:
                 if other is not first:
                     first.add_note(f"dualwrite, closing the writer: {other}")
             raise first
+
+
+class _Reported(Protocol):
+    """What runs transactions: `Lane`, `UnclaimedLane`."""
+
+    logical_id: str
+    id: str
+    transaction: OpenTransaction | None
+
+
+def reported(lane: _Reported) -> TransactionReport | None:
+    """Who reports the transaction that a lane begins; None if nobody wants to know."""
+    if lane.transaction is None or not (observers.installed or tracing.tracer is not None):
+        return None
+    return TransactionReport(lane.logical_id, lane.id, lane.transaction)
 
 
 def check_acknowledge(acknowledge: Acknowledge, kind: ProducerKind) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from time import perf_counter
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 from dualwrite.errors import (
     AfterCommitError,
@@ -17,7 +17,6 @@ from dualwrite.errors import (
     UnverifiedTransactionError,
 )
 from dualwrite.kafka.base import TransactionCoordinator
-from dualwrite.observability import observers, tracing
 from dualwrite.observability.events import (
     DatabaseCommitted,
     MessagesDelivered,
@@ -194,21 +193,6 @@ def has_committed_on_both_sides(
 
 
 # --- events ---------------------------------------------------------------------------------------------------------------
-
-
-class _Reported(Protocol):
-    """What runs transactions: `Lane`, `UnclaimedLane`."""
-
-    logical_id: str
-    id: str
-    transaction: OpenTransaction | None
-
-
-def reported(lane: _Reported) -> TransactionReport | None:
-    """Who reports the transaction that a lane begins; None if nobody wants to know."""
-    if lane.transaction is None or not (observers.installed or tracing.tracer is not None):
-        return None
-    return TransactionReport(lane.logical_id, lane.id, lane.transaction)
 
 
 class TransactionReport:

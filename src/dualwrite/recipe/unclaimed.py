@@ -14,7 +14,8 @@ from dualwrite.failpoints import hit
 from dualwrite.observability.logs import SubjectLogger
 from dualwrite.observability.outages import BEGIN, DATABASE, database_at
 from dualwrite.recipe.journaling import Journal, JournalRoute, entry_of
-from dualwrite.recipe.outcomes import note_committed, raise_outcome, reported, rolled_back, unknown
+from dualwrite.recipe.lanes import reported
+from dualwrite.recipe.outcomes import note_committed, raise_outcome, rolled_back, unknown
 from dualwrite.recipe.phases import BEFORE_COMMIT_POINT, IN_TRANSACTION, Change, Phase, Way, WriterState
 from dualwrite.recipe.remembered import RecordedTransaction
 from dualwrite.recovery.report import RecoveryReport
