@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -101,6 +102,18 @@ def test_a_batch_that_an_outage_has_interrupted_goes_through_the_journal(
     assert len(records) == len(texts) == 2, records
     assert "Kafka does not answer: messages go into the journal from now on" in texts["journaling"]
     assert "does not answer" in texts["outages"]
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_messages_go_into_the_journal_always(scene: JournalScene, brisk: BrokerBehindDoor, alone: bool) -> None:
+    """With `acknowledge="journaled"`, by a pool or a writer."""
+    writer = partial(dualwrite.connect, scene.events.database, kafka=brisk.bootstrap_servers, transactional_id=scene.prefix)
+    with writer(acknowledge="journaled") if alone else scene.pool(acknowledge="journaled") as runner:
+        with scene.running(scene.add_link, runner=runner, batch=5, attempts=1, **PATIENT):
+            scene.wait_for(range(COUNT))
+        assert {tx.outcome for tx in scene.seen} == {"journaled"}
+    scene.assert_once_after_all(COUNT)
 
 
 def test_an_outage_is_blamed_on_no_message(
