@@ -1431,7 +1431,7 @@ PROMISES: Final = (
     Removal(
         "a gate stays open as long as a process needs it",
         "relay/journal_drain.py",
-        "return done + (Turn(is_idle=not done.rows) if self._is_needed_open() else self._close())",
+        "return _idle(done) if self._is_needed_open() else done + self._close()",
         "return done + self._close()",
         ("journaled/test_journaled_pool.py::test_the_gate_closes_when_the_last_such_pool_has_ended",),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -115,6 +116,10 @@ class LaterSource(JournalSource):
         return delete_later(connection, ids)
 
 
+def _idle(done: Turn) -> Turn:
+    return replace(done, is_idle=not (done.rows or done.is_last))
+
+
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -155,10 +160,10 @@ class JournalDrain(Drain):
             done = self._published()
             self._is_clean = True
             if self._keeps_open or self._store.is_local:  # the latter closes the gate in a batch
-                return done + Turn(is_idle=not done.rows)
+                return _idle(done)
             if self._has_many(done):
                 return done
-            return done + (Turn(is_idle=not done.rows) if self._is_needed_open() else self._close())
+            return _idle(done) if self._is_needed_open() else done + self._close()
         except short.driver_errors as error:
             raise short.errors.translated(error, f"publishing the journal of {self._prefix}") from error
 
