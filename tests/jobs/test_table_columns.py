@@ -254,7 +254,7 @@ def test_a_schema_and_quoted_names(postgres_url: str) -> None:
 
 
 def test_a_missing_target_table(database_url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"(?s)no table 'orders'.*kafka_transaction_state"):
+    with pytest.raises(ConfigurationError, match=r"(?s)no table 'orders'.*kafka_transaction_lease"):
         look_up(database_url, "orders")
 
 
