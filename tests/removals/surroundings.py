@@ -318,8 +318,8 @@ SURROUNDINGS: Final[tuple[Removal, ...]] = (
     Removal(
         "Entries of a journal with the time of a host whose clock was wrong are published with the present time.",
         "relay/journal_drain.py",
-        "        self._at_present = rows[-1].id\n        return True\n",
-        "        return False\n",
+        "return self._at_present > before",
+        "return False",
         ("journal/test_journal_drain.py::test_entries_of_a_host_whose_clock_was_ahead_are_published_in_order",),
     ),
     Removal(

@@ -67,10 +67,10 @@ class JournalSource(Source):
 
     def adapts(self, rows: Sequence[Any], error: BrokerError) -> bool:
         """If a timestamp is refused: it may be that of a host whose clock was wrong, so the present time must do."""
-        if error.facts.get("name") != "INVALID_TIMESTAMP" or rows[-1].id <= self._at_present:  # some errors are not Kafka's
-            return False
-        self._at_present = rows[-1].id
-        return True
+        before = self._at_present
+        if error.facts.get("name") == "INVALID_TIMESTAMP":  # some errors are not Kafka's
+            self._at_present = max(before, *(row.id for row in rows))
+        return self._at_present > before
 
     def remove(self, connection: Connection, rows: Sequence[Any]) -> None:
         deleted = self._delete(connection, [row.id for row in rows])
@@ -177,8 +177,9 @@ class JournalDrain(Drain):
         return super().has_rows() or self._later.has_rows()
 
     def _is_needed_open(self) -> bool:
-        """Whether a process is alive that writes into the journal always; if it were closed, that one would open it again."""
-        return any(not each.has_ended for each in self._store.leases.entries(f"{journaled_prefix(self._prefix)}."))
+        """Whether this process, or another one, always writes into the journal; if it were closed, it would be opened again."""
+        leases = self._store.leases.entries
+        return self._keeps_open or any(not each.has_ended for each in leases(f"{journaled_prefix(self._prefix)}."))
 
     def _has_many(self, done: Turn) -> bool:
         """Whether many entries are left: the first batches are small, however much there is."""
@@ -220,7 +221,7 @@ class JournalDrain(Drain):
         """
         if not self._store.is_local or (has_sent and not self.writer.is_two_phase) or self._source.has_rows(connection):
             return False
-        if self._keeps_open or self._is_needed_open():
+        if self._is_needed_open():
             return False
         epoch = self._locked(connection)
         return epoch is None or self._closed(connection, epoch)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, suppress
 from hashlib import blake2s
+from math import inf
 from typing import ClassVar, Final
 
 from sqlalchemy import func, select
@@ -35,7 +36,7 @@ _LOOK_SECONDS: Final = 0.5
 """Seconds between two looks at the gate, at what the journal contains, and at whether nobody publishes it."""
 
 _POLL_SECONDS: Final = 0.05
-"""Seconds between two looks for messages of other processes, if the database can't notify."""
+"""Seconds between two looks for messages of other processes, if the database can't notify; and for one that is due."""
 
 _PAUSE_SECONDS: Final = 0.005
 """Seconds between two notifications: one is enough for all that is committed meanwhile."""
@@ -71,7 +72,7 @@ class JournalPublisher(JournalKeeper):
         self._can_notify = self._engine.dialect.name == "postgresql"
         self._listening = ExitStack()
         self._leases_at = self._asks_at = 0.0
-        self._due_at: float | None = None  # when the next message is due that waits for its time
+        self._due_at = inf  # when the next message is due that waits for its time
         side = database_at(store.description, is_local=store.is_local)
         self._alive = LeasedIds(of_sql.leases, journaled_prefix(prefix), seconds=_LEASE_SECONDS, database=side)
         try:
@@ -123,23 +124,25 @@ class JournalPublisher(JournalKeeper):
 
     def _look(self) -> None:
         super()._look()
-        prefix = self.journal.prefix
-        found = self._short.query(lambda connection: next_due(connection, prefix), "looking for messages that wait")
-        self._due_at = None if found is None else found / 1000
+        if self.name in self._ids.held:
+            found = self._short.query(lambda on: next_due(on, self.journal.prefix), "looking for messages that wait")
+            self._due_at = inf if found is None else found / 1000
 
     def _idle_seconds(self) -> float:
         if self.name not in self._ids.held or self._drain is None:
             return _LOOK_SECONDS
         seconds = _LOOK_SECONDS if self._can_notify else _POLL_SECONDS
-        return seconds if self._due_at is None else min(seconds, max(0.0, self._due_at - time.time()))
+        left = self._due_at - time.time()
+        return min(seconds, left if left > 0 else _POLL_SECONDS)  # the latter: it is published, or somebody has locked it
 
     def _lost(self) -> None:
         self._listening.close()
         super()._lost()
 
     def _end(self) -> None:
-        with suppress(DualWriteError):  # another process, or the next start, publishes it
-            self._publish_rest()
+        if self._thread.ident is not None:  # otherwise nothing was written
+            with suppress(DualWriteError):  # another process, or the next start, publishes it
+                self._publish_rest()
         self._listening.close()
         super()._end()
         self._alive.close()

@@ -94,16 +94,17 @@ _DUE_SIZES: Final = _DUE.with_only_columns(later.c.size)
 _LOCK_DUE: Final = _DUE.with_for_update(skip_locked=True)
 _NEXT_DUE: Final = select(func.min(later.c.due_ms)).where(later.c.prefix == _PREFIX)
 _DELETE_LATER: Final = delete(later).where(later.c.id.in_(bindparam("ids", expanding=True)))
-_COUNT_LATER: Final = select(later.c.prefix, func.count().label("later")).group_by(later.c.prefix)
 _DELETE: Final = delete(j).where(j.c.id.in_(bindparam("ids", expanding=True)))
 _DELETE_ANY: Final = delete(j).where(j.c.id == any_(bindparam("ids", type_=ARRAY(BigInteger))))
 """The same on PostgreSQL, as one text for any number of them."""
-_READ_ALL: Final = select(g).order_by(g.c.prefix)
-_READ: Final = select(g).where(g.c.prefix == _PREFIX)
 _WRITTEN_AT: Final = case((j.c.has_own_time, null()), else_=j.c.sent_at_ms)
 _COUNTS: Final = func.count().label("entries"), func.sum(j.c.size).label("size"), func.min(_WRITTEN_AT).label("oldest_ms")
-_COUNT: Final = select(j.c.prefix, *_COUNTS).group_by(j.c.prefix)
-_COUNT_ONE: Final = _COUNT.where(j.c.prefix == _PREFIX)
+_GATES: Final = (
+    select(g).order_by(g.c.prefix),
+    select(j.c.prefix, *_COUNTS).group_by(j.c.prefix),
+    select(later.c.prefix, func.count().label("later")).group_by(later.c.prefix),
+)
+_GATES_OF_ONE: Final = tuple(each.where(each.selected_columns.prefix == _PREFIX) for each in _GATES)
 _CREATE: Final = insert(g)
 _FAIL: Final = update(g).where(g.c.prefix == _PREFIX).values(failure=bindparam("reason"))
 _PAUSES: Final = 0.05, 1.0
@@ -343,12 +344,12 @@ class SqlJournal(JournalStore):
 
     def gates(self, prefix: str | None = None, *, counts: bool) -> list[GateStatus]:
         def work(connection: Connection) -> list[GateStatus]:
-            only = {} if prefix is None else {"prefix_": prefix}
-            rows = connection.execute(_READ_ALL if prefix is None else _READ, only).all()
+            (gates, entries, later_ones), only = (_GATES, {}) if prefix is None else (_GATES_OF_ONE, {"prefix_": prefix})
+            rows = connection.execute(gates, only).all()
             if not counts:
                 return [_status(row) for row in rows]
-            counted = {row.prefix: row for row in connection.execute(_COUNT if prefix is None else _COUNT_ONE, only)}
-            waiting = {row.prefix: row.later for row in connection.execute(_COUNT_LATER)}
+            counted = {row.prefix: row for row in connection.execute(entries, only)}
+            waiting = {row.prefix: row.later for row in connection.execute(later_ones, only)}
             return [_counted(_status(row), counted.get(row.prefix), waiting.get(row.prefix, 0)) for row in rows]
 
         return self._short.query(work, "reading journals and their gates")
