@@ -129,8 +129,8 @@ class Threads:
     def with_options(self, *, key: Any = None, timeout: float | None = None, alone: bool | None = None) -> BoundPool[Any]:
         limit = self.options.timeout if timeout is None else timeout
         options: Any = {"is_retriable": lambda _: False, "timeout": limit, "alone": bool(alone), "key": key}
-        nobody: Any = SimpleNamespace(called=lambda _: False)
-        return BoundPool(self.waiting, nobody, self._writers, nobody, lambda *_, **__: None, "shop", **options)
+        nobody: Any = SimpleNamespace(called=lambda: None)
+        return BoundPool(self.waiting, nobody, self._writers, lambda *_, **__: None, "shop", **options)
 
     @contextmanager
     def transaction(self, *, timeout: Limit) -> Iterator[Transaction]:

@@ -302,9 +302,8 @@ class WaitingCalls:
             self._busy -= keys
         self._inbox.put(None)  # another group may take them
 
-    def count(self, call: UnitCall) -> bool:
+    def count(self) -> bool:
         """Count a call that is run without having been in the queue, until it is released; False if the queue is closed."""
-        del call
         with self._lock:
             self._in_groups += not self._is_closed
         return not self._is_closed

@@ -60,7 +60,6 @@ class BoundPool(Generic[H]):
         waiting: WaitingCalls,
         workers: Workers,
         writers: Writers,
-        sizing: Sizing,
         check: Callable[..., None],
         prefix: str,
         *,
@@ -74,7 +73,6 @@ class BoundPool(Generic[H]):
         self._waiting = waiting
         self._workers = workers
         self._writers = writers
-        self._sizing = sizing
         self._check = check
         self._prefix = prefix
         self.is_retriable = is_retriable
@@ -113,8 +111,7 @@ class BoundPool(Generic[H]):
         try:
             self._check("a unit", waits=waits)
             if self._waiting.put(call):
-                if self._sizing.called(self._waiting.unfinished):
-                    self._workers.match_size()
+                self._workers.called()
                 return
         except BaseException:
             call.future.cancel()  # KeyboardInterrupt: it may be in the queue already, but nobody would get its future
@@ -203,23 +200,23 @@ class WriterPool(Generic[H]):
         )
         is_journaled = self._options.is_journaled
         most = max(1, min(self._options.max_size if size is None else size, store.most_side_by_side))
-        self._writers = Writers(prefix, self._ids)
+        self._writers: Writers
+        self._scaler: Sizing
         if is_journaled:
             make, timeout = partial(open_writer, prefix), self._options.timeout
             self._writers = UnclaimedWriters(prefix, self._ids, make, most=most, timeout=timeout)
-        alone = AloneUnits(prefix)
-        self._waiting = WaitingCalls(alone)
-        self._scaler: Sizing = (
-            OneEach(most)
-            if is_journaled
-            else Scaler(
+            self._scaler = OneEach(most)
+        else:
+            self._writers = Writers(prefix, self._ids)
+            self._scaler = Scaler(
                 size,
                 most=self._options.max_size if leases is not None else LEAST,
                 side_by_side=store.most_side_by_side,
                 writers=self._writers,
                 prefix=prefix,
             )
-        )
+        alone = AloneUnits(prefix)
+        self._waiting = WaitingCalls(alone)
         shared = Shared(
             waiting=self._waiting,
             writers=self._writers,
@@ -244,7 +241,6 @@ class WriterPool(Generic[H]):
             self._waiting,
             self._workers,
             self._writers,
-            self._scaler,
             self._check,
             prefix,
             is_retriable=self._is_retriable,

@@ -57,13 +57,18 @@ class Workers:
                 self.threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self.threads[-1].start()
 
+    def called(self) -> None:
+        """A call was put into the queue: start threads, if that asks for more."""
+        if self._scaler.called(self._waiting.unfinished):
+            self.match_size()
+
     def run_here(self, call: UnitCall) -> None:
         """Run a call in the calling thread, which waits for it anyway.
 
         Raises:
             WriterClosedError: The pool is closed.
         """
-        if not self._waiting.count(call):
+        if not self._waiting.count():
             raise closed(self._prefix)
         before, self._here.is_ours = self.include_this_thread, True
         try:
