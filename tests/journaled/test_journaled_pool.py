@@ -159,6 +159,31 @@ def test_a_unit_that_is_rolled_back_because_of_another_one_runs_again(scene: Sce
 
 
 @on_postgresql
+def test_more_callers_than_places_take_turns(scene: Scene) -> None:
+    """A place goes to the caller that has waited longest, and not to the one that has just given it back."""
+    turns = [0] * 6
+    enough = threading.Event()
+
+    def call(place: int) -> None:
+        while not enough.is_set():
+            pool.run(lambda _: None)
+            turns[place] += 1
+
+    with journaled_pool(scene, size=2) as pool, ThreadPoolExecutor(len(turns)) as threads:
+        calling = [threads.submit(call, place) for place in range(len(turns))]
+        try:
+            until(lambda: min(turns) > 0, "all take part")
+            before = list(turns)
+            until(lambda: min(turns) >= 40, "each caller has had its turns")
+            had = [now - then for now, then in zip(turns, before, strict=True)]
+        finally:
+            enough.set()
+        for each in calling:
+            done(each)
+    assert max(had) <= 2 * min(had), had
+
+
+@on_postgresql
 def test_there_are_no_more_places_than_the_size(scene: Scene) -> None:
     with journaled_pool(scene, size=1) as pool:
         assert (pool.size, pool.transactional_ids) == (1, ())
@@ -242,7 +267,9 @@ def test_what_is_left_is_published_at_the_end(outage: Scene, broker_behind_door:
 
 
 @on_each
-def test_the_gate_is_opened_again_if_somebody_has_closed_it(scene: Scene) -> None:
+def test_the_gate_is_opened_again_if_somebody_has_closed_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the transaction that finds it closed; the thread, which looks from time to time, would do it as well."""
+    monkeypatch.setattr("dualwrite.relay.journal_publisher._LOOK_SECONDS", 10 * LIMIT)
     with journaled_pool(scene) as pool:
         pool.run(both, scene, 0)
         store = pool.store

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import ConcurrentUseError, FencedError, PoolTimeoutError, WriterClosedError
 from dualwrite.observability.logs import SubjectLogger, if_unexpected
+from dualwrite.pool.fair_queue import FairQueue
 from dualwrite.pool.pool_ids import Ids
 from dualwrite.recipe.lanes import CLOSE_LIMIT
 from dualwrite.recipe.phases import Phase
@@ -55,7 +56,7 @@ class Writers:
         self._usable: dict[str, DualWriter[Any]] = {}  # by id
         self._open: dict[DualWriter[Any], None] = {}  # including retired ones
         self._retired: list[DualWriter[Any]] = []
-        self._free: SimpleQueue[DualWriter[Any] | None] = SimpleQueue()  # None: check why no writer is left
+        self._free: FairQueue[DualWriter[Any] | None] = FairQueue()  # None: check why no writer is left
         self._doing: dict[DualWriter[Any], tuple[str, float]] = {}
         self._opening_error: Exception | None = None
         self._is_closed = False
@@ -218,7 +219,7 @@ class Writers:
         """The retired writers that are not checked out; the caller closes them."""
         for _ in range(self._free.qsize()):
             try:
-                writer = self._free.get_nowait()
+                writer = self._free.get(timeout=0)
             except Empty:
                 break
             if writer is None or self._is_usable(writer):

@@ -99,6 +99,8 @@ class Drain:
         options: The limits of a batch.
         dead_letters: Where rows go that can't be sent; None: the rows before the first one are published, then its error is
             raised.
+        reads_before: Read the rows before the dual write that removes them, so that there is none if there are no rows; for a
+            source whose rows nobody changes, and whose `remove` notices if somebody else has removed one.
 
     Attributes:
         writer: See above.
@@ -114,11 +116,13 @@ class Drain:
         *,
         options: BatchOptions | None = None,
         dead_letters: DeadLetters | None = None,
+        reads_before: bool = False,
     ) -> None:
         self.writer = writer
         self._source = source
         self._options = options or BatchOptions()
         self._dead_letters = dead_letters
+        self._reads_before = reads_before
         self._store = sql_store(writer.store)
         self._driver_errors = self._store.short_transactions.driver_errors
         self._most = min(_FIRST_ROWS, self._options.rows)
@@ -174,18 +178,26 @@ class Drain:
                     return self._done(batch, Turn(dead=1), began)
 
     def _transaction(self, batch: _RowBatch) -> Turn:
+        if self._reads_before:
+            doing = f"reading the rows of {self._source.name}"
+            batch.take(*self._store.short_transactions.query(self._read, doing))
+            if not batch.rows:
+                return Turn()
         with self.writer.untraced_transaction() as begun:
             with own_statements(begun) as connection:
-                batch.read(connection, self._search.limit(self._most), self._options.size)
-            if batch.messages:
-                begun.send_messages(batch.sent())
-            with own_statements(begun) as connection:
+                if not self._reads_before:
+                    batch.take(*self._read(connection))
                 if self._dead_letters is not None and batch.failed:
                     self._dead_letters.add(connection, self._source, batch.failed)
                 if batch.rows:
                     self._source.remove(connection, batch.rows)
                 is_last = self._ends(connection, has_sent=bool(batch.messages))
+            if batch.messages:
+                begun.send_messages(batch.sent())
         return Turn(len(batch.rows) - len(batch.failed), len(batch.failed), is_last, len(batch.rows) >= self._most)
+
+    def _read(self, connection: Connection) -> tuple[Sequence[Any], bool]:
+        return self._source.read(connection, self._search.limit(self._most), self._options.size)
 
     def _ends(self, connection: Connection, *, has_sent: bool) -> bool:
         """Whether this transaction, which has removed its rows, is the last one."""
@@ -267,13 +279,13 @@ class _RowBatch:
         self.current: Message | None = None
         self.suspect: int | None = None
 
-    def read(self, connection: Connection, most: int, size: int) -> None:
-        """Read the rows, as many as fit.
+    def take(self, rows: Sequence[Any], is_full: bool) -> None:
+        """Take the rows that were read, and whether others did not fit.
 
         Raises:
             DualWriteError: The first row is not valid, and there are no dead letters.
         """
-        self.rows, self.is_full = self._source.read(connection, most, size)
+        self.rows, self.is_full = rows, is_full
         for index, row in enumerate(self.rows):
             try:
                 made = self._source.messages(row)

@@ -136,7 +136,7 @@ class JournalDrain(Drain):
 
     def __init__(self, writer: DualWriter[Any], prefix: str, owner: str, *, keeps_open: bool = False) -> None:
         letters = DeadLetters(sql_store(writer.store), drainer_id(prefix))
-        super().__init__(writer, JournalSource(prefix), dead_letters=letters)
+        super().__init__(writer, JournalSource(prefix), dead_letters=letters, reads_before=keeps_open)
         self._later = Drain(writer, LaterSource(prefix), dead_letters=letters)
         self._prefix = prefix
         self._owner = owner
@@ -169,7 +169,7 @@ class JournalDrain(Drain):
 
     def _published(self) -> Turn:
         """A batch of the journal, or if it is empty, of what was written for later."""
-        done = Turn() if self._keeps_open and not super().has_rows() else super().turn()
+        done = super().turn()
         return self._later.turn() if not done.rows and self._later.has_rows() else done
 
     def has_rows(self) -> bool:

@@ -142,9 +142,7 @@ class SqlStoreTransaction(RecordingTransaction):
     def own_statements(self) -> AbstractContextManager[Connection]:
         """The connection, for statements of our own within the block, whatever the user's handle and its options are."""
         self._guard.end_batch()  # SQLAlchemy reads each response
-        connection = self._open_connection()
-        self._outgoing.send()
-        return connection.own_statements()
+        return self._open_connection().own_statements()
 
     def async_handle(self, thread: TransactionThread) -> Any:
         """An AsyncConnection."""
