@@ -53,14 +53,10 @@ OUTBOX: Final = "outbox"
 WRITERS: Final = "writers"
 OWN: Final = "own"
 POOL: Final = "pool"
-DECIDED: Final = "pool-decided"
 JOINED: Final = "joined"
-JOINED_DECIDED: Final = "joined-decided"
 JOURNALED: Final = "pool-journaled"
 JOINED_JOURNALED: Final = "joined-journaled"
-ALTERNATIVES: Final = (
-    *(PLAIN, NAIVE, OUTBOX, WRITERS, OWN, JOINED, JOINED_DECIDED, JOINED_JOURNALED, POOL, DECIDED, JOURNALED),
-)
+ALTERNATIVES: Final = (PLAIN, NAIVE, OUTBOX, WRITERS, OWN, JOINED, JOINED_JOURNALED, POOL, JOURNALED)
 COUNTED: Final = "pool-counted"
 PROMETHEUS: Final = "pool-prometheus"
 OTEL: Final = "pool-otel"
@@ -73,8 +69,8 @@ OBSERVED: Final = (COUNTED, PROMETHEUS, OTEL, UNSAMPLED, SAMPLED, TRACED, EVERYT
 _SAMPLED: Final = {UNSAMPLED: 0.0, SAMPLED: 0.05, TRACED: 1.0, EVERYTHING: 0.05}
 """The part of the units that is traced."""
 
-POOLS: Final = (OWN, POOL, DECIDED, JOURNALED, *OBSERVED)
-JOINS: Final = (JOINED, JOINED_DECIDED, JOINED_JOURNALED)
+POOLS: Final = (OWN, POOL, JOURNALED, *OBSERVED)
+JOINS: Final = (JOINED, JOINED_JOURNALED)
 """The pool, joined by the callers' own connections."""
 TITLES: Final = {
     PLAIN: "plain commit",
@@ -83,9 +79,7 @@ TITLES: Final = {
     WRITERS: "a writer each",
     OWN: "pool.transaction()",
     POOL: "pool",
-    DECIDED: 'pool, "decided"',
     JOINED: "joined, on the caller's own",
-    JOINED_DECIDED: 'joined, "decided"',
     JOURNALED: 'pool, "journaled"',
     JOINED_JOURNALED: 'joined, "journaled"',
     COUNTED: "an observer that counts",
@@ -96,12 +90,7 @@ TITLES: Final = {
     TRACED: "traces, of each unit",
     EVERYTHING: "Prometheus, traces of 5 %, console",
 }
-_ACKNOWLEDGE: Final[dict[str, Any]] = {
-    DECIDED: "decided",
-    JOINED_DECIDED: "decided",
-    JOURNALED: "journaled",
-    JOINED_JOURNALED: "journaled",
-}
+_JOURNALED: Final = (JOURNALED, JOINED_JOURNALED)
 _LIMIT: Final = 60.0
 _POLL: Final = 0.1
 
@@ -221,7 +210,7 @@ def _unit(tx: dualwrite.Transaction, insert: Callable[[Any, Order], None], topic
 
 def _arguments(case: Case, target: Target) -> dict[str, Any]:
     """Of `create_pool`."""
-    options = dualwrite.PoolOptions(acknowledge=_ACKNOWLEDGE.get(case.alternative, "visible"))
+    options = dualwrite.PoolOptions(acknowledge="journaled" if case.alternative in _JOURNALED else "visible")
     size = {} if case.pool_size is None else {"size": case.pool_size}
     return {"prefix": "benchmark-pool", "kafka": target.kafka, "settings": target.settings, "options": options, **size}
 

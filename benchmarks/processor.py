@@ -40,7 +40,7 @@ MAX_MESSAGES: Final = {1: 500, 10: 5_000, 100: 50_000}
 
 WARM_UP_BATCHES: Final = 20
 OURS: Final = "DualProcessor"
-POOL: Final = "DualProcessor on a pool, decided"
+POOL: Final = "DualProcessor on a pool"
 DATABASE: Final = "database, then offsets"
 KAFKA: Final = "consume-transform-produce"
 
@@ -135,8 +135,7 @@ def ours(place: Place, batch: int, messages: int) -> Clock:
 
 def ours_on_a_pool(place: Place, batch: int, messages: int) -> Clock:
     """DualProcessor: the same, on one pool."""
-    options = dualwrite.PoolOptions(acknowledge="decided")
-    with dualwrite.create_pool(place.engine, kafka=place.servers.kafka, prefix=new_name(), options=options) as pool:
+    with dualwrite.create_pool(place.engine, kafka=place.servers.kafka, prefix=new_name()) as pool:
         return process(place, [pool] * place.members, batch, messages)
 
 

@@ -125,10 +125,11 @@ def connect(
         lanes: The number of transactional ids that the writer rotates over (see DualWriter); the default depends on the
             producer.
         on_lost: See DualWriter.
-        acknowledge: "visible" or "decided": see DualWriter. Or "journaled": a block ends with the database's commit, which has
-            the messages as well; a thread publishes them at once, each exactly once, in the order of their commits as far as
-            one can know of the other (docs/guides/journaled.md). Then no step of a block waits for Kafka, and its outages are
-            not noticed. The id names the journal, which any number of writers and pools may share. Only for SQL databases.
+        acknowledge: When a block ends: "visible" after Kafka's commit, when consumers can read the messages. "journaled" after
+            the database's commit, which has the messages as well; a thread publishes them at once, each exactly once, in the
+            order of their commits as far as one can know of the other (docs/guides/journaled.md). Then no step of a block waits
+            for Kafka, and its outages are not noticed. The id names the journal, which any number of writers and pools may
+            share. Only for SQL databases.
         when_kafka_is_down: "fail" raises the error of Kafka. With "journal" messages are written into a table in the database
             transaction of their block, and published later (docs/guides/kafka-down.md). The writer then opens while Kafka is
             down, too, and recovers its id before it sends anything to Kafka. Only for SQL databases. A broker that refuses the
@@ -157,7 +158,7 @@ def connect(
     )
     is_journaled = validate_acknowledge(acknowledge) == "journaled"
     if validate_when_kafka_is_down(when_kafka_is_down) == "fail" and not is_journaled:
-        return connected(database, acknowledge=acknowledge, kafka=kafka, session=session, settings=chosen, uses=("writer",))
+        return connected(database, kafka=kafka, session=session, settings=chosen, uses=("writer",))
     with ExitStack() as opened:
         store = as_store(database, chosen, session)
         if store is not database:
@@ -174,7 +175,6 @@ def connect(
             settings=replace(chosen, timeouts=chosen.timeouts.with_journal()),
             kafka=kafka,
             session=None,
-            acknowledge=acknowledge,
             journal=keeper.journal,
             keeper=keeper,
             owns_store=store is not database,
@@ -282,15 +282,7 @@ def create_pool(
             return journaled(store, journal, chosen)
         of_writer = chosen.with_changes(transactional_id=name, timeouts=timeouts, **connecting)
         try:
-            return connected(
-                store,
-                settings=of_writer,
-                kafka=kafka,
-                session=None,
-                acknowledge=options.acknowledge,
-                probed=probed,
-                journal=journal,
-            )
+            return connected(store, settings=of_writer, kafka=kafka, session=None, probed=probed, journal=journal)
         except BaseException:
             probed.forget()
             raise

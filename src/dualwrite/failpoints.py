@@ -27,7 +27,6 @@ NAMES: Final = (
     "after_db_commit",
     "before_kafka_commit",
     "after_kafka_commit",
-    "decided_after_request",
     "recover_after_claim",
     "recover_after_describe",
     "recover_after_decision",

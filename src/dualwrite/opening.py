@@ -19,7 +19,7 @@ from dualwrite.kafka.native.native_settings import KNOWN_NAMES
 from dualwrite.recipe.idle import RECOVER_LIMIT
 from dualwrite.recipe.republish import RecoveryPublisher
 from dualwrite.recovery.recoverer import Recoverer
-from dualwrite.settings import SWITCH_AFTER, Acknowledge, OnLost, ProducerName, Settings, Timeouts, misspelt
+from dualwrite.settings import SWITCH_AFTER, OnLost, ProducerName, Settings, Timeouts, misspelt
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.registry import store_from_url
 from dualwrite.stores.sql import SqlStateStore
@@ -59,7 +59,6 @@ def connected(
     settings: Settings,
     kafka: Kafka | None,
     session: SessionSource | None,
-    acknowledge: Acknowledge,
     probed: ProbedCluster | None = None,
     journal: Journal | None = None,
     keeper: Keeper | None = None,
@@ -94,7 +93,6 @@ def connected(
             timeouts=settings.timeouts,
             on_lost=settings.on_lost,
             mark_republished=settings.mark_republished,
-            acknowledge=acknowledge,
             owns_store=owns_store,
             owns_coordinator=True,
             journal=journal,

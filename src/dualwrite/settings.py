@@ -44,7 +44,7 @@ OnLost = Literal["republish", "raise", "report"]
 WhenKafkaIsDown = Literal["fail", "journal"]
 """What happens to a transaction while Kafka does not answer."""
 
-Acknowledge = Literal["visible", "decided", "journaled"]
+Acknowledge = Literal["visible", "journaled"]
 
 
 def check_count(name: str, number: Any, *, most: int | None = None, next_step: str | None = None) -> None:
@@ -211,7 +211,7 @@ def validate_acknowledge(acknowledge: Acknowledge) -> Acknowledge:
     """Return when a block or a call ends if it is valid.
 
     Raises:
-        ConfigurationError: It is neither "visible", "decided" nor "journaled".
+        ConfigurationError: It is neither "visible" nor "journaled".
     """
     _one_of("acknowledge", acknowledge, get_args(Acknowledge))
     return acknowledge

@@ -367,9 +367,6 @@ class OpenTransaction:
 
     # --- units of a group: called by a pool -------------------------------------------------------------------------------
 
-    on_decided: Callable[[], None] | None = None
-    """Called when the database has committed, before Kafka's side commits."""
-
     @contextmanager
     def part(self, *, shares: bool) -> Iterator[None]:
         """A part of the user's work with a fresh handle: of one message of a batch.

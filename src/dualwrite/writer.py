@@ -30,7 +30,7 @@ from dualwrite.recipe.phases import Phase
 from dualwrite.recipe.republish import LostMessages
 from dualwrite.recipe.unclaimed import UnclaimedLane
 from dualwrite.recovery.report import RecoveryReport
-from dualwrite.settings import Acknowledge, OnLost, Timeouts, WhenKafkaIsDown, validate_acknowledge, validate_lanes
+from dualwrite.settings import OnLost, Timeouts, WhenKafkaIsDown, validate_lanes
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.transaction import H, OpenTransaction, Transaction
@@ -69,9 +69,6 @@ class DualWriter(Generic[H]):
             opening raise LostTransactionError or UnverifiedTransactionError. "raise" raises these errors for all of them;
             "report" lists them in `recovery_report` and continues.
         mark_republished: Whether messages that are published again get the header `dualwrite-republished`.
-        acknowledge: When a block ends: "visible" after Kafka's commit, when consumers can read the messages; "decided" after
-            the database's commit, after which neither side can be lost (only under two-phase commit). Kafka's commit is then
-            requested, and its response is read before the lane's next transaction, about a second later, or by `close`.
         owns_store: Whether `close` closes the store.
         owns_coordinator: Whether `close` closes the coordinator.
         journal: Where messages go while Kafka is down; None: transactions fail then.
@@ -79,7 +76,7 @@ class DualWriter(Generic[H]):
 
     Raises:
         InvalidTransactionalIdError: The id is empty, too long (including the lane suffix), or contains '#' or '~'.
-        ConfigurationError: The number of lanes is not from 1 to 100, or `acknowledge` is not one of its two values.
+        ConfigurationError: The number of lanes is not from 1 to 100.
     """
 
     def __init__(
@@ -93,7 +90,6 @@ class DualWriter(Generic[H]):
         timeouts: Timeouts | None = None,
         on_lost: OnLost = "republish",
         mark_republished: bool = False,
-        acknowledge: Acknowledge = "visible",
         owns_store: bool = False,
         owns_coordinator: bool = False,
         journal: Journal | None = None,
@@ -104,7 +100,6 @@ class DualWriter(Generic[H]):
             Parties(store, coordinator, producers, timeouts or Timeouts()),
             transactional_id=name,
             count=lanes,
-            acknowledge=validate_acknowledge(acknowledge),
             journal=journal,
             lost=LostMessages(is_marked=mark_republished) if on_lost == "republish" else None,
         )
@@ -117,7 +112,6 @@ class DualWriter(Generic[H]):
             owns_store=owns_store,
             on_lost=on_lost,
             close_coordinator=coordinator.close if owns_coordinator else None,
-            idle_after=idle.CONFIRM_AFTER if acknowledge == "decided" else idle.CLEAR_AFTER,
         )
         self._producers = producers
 
@@ -132,7 +126,6 @@ class DualWriter(Generic[H]):
         owns_store: bool,
         on_lost: OnLost = "report",
         close_coordinator: Callable[[], object] | None = None,
-        idle_after: float = idle.CLEAR_AFTER,
     ) -> None:
         self._id = name
         self._store = store
@@ -143,7 +136,6 @@ class DualWriter(Generic[H]):
         self._on_lost = on_lost
         self._close_coordinator = close_coordinator
         self._recovery_pause = idle.RECOVER_AFTER
-        self._idle_after = idle_after
         self._mutex = threading.Lock()
         self._user: list[int] | None = None  # its thread; another list for each use, see `_exclusively`
         self._pid = process.pid
@@ -216,7 +208,6 @@ class DualWriter(Generic[H]):
         transaction that sends anything to Kafka; errors of these steps are raised by that transaction.
 
         Raises:
-            ConfigurationError: `acknowledge` is "decided" without two-phase commit.
             StoreUnavailableError: The database can't be reached; the message names the address and the setting.
             StateTableMissingError: The table is missing; the message names the command that creates it.
             ClaimTimeoutError: Another transaction locks the id's row; the message names it if the database shows it.
@@ -247,7 +238,7 @@ class DualWriter(Generic[H]):
 
     def _acquire(self) -> None:
         self._lanes.open(on_lost=self._on_lost)
-        idle.IDLE.watch(self, DualWriter._clear_if_idle, after=self._idle_after)
+        idle.IDLE.watch(self, DualWriter._clear_if_idle)
 
     def close(self, *, limit: Deadline | None = None) -> None:
         """Resolve what is still in doubt, clear the stored state, and release all resources. May be called more than once.
@@ -429,7 +420,7 @@ class DualWriter(Generic[H]):
             self._recovery_pause = idle.RECOVER_AFTER
 
     def _clear_if_idle(self) -> float:
-        """Confirm commits, and recover lanes or else clear the stored states of idle ones, if no thread uses the writer.
+        """Recover lanes, or else clear the stored states of idle ones, if no thread uses the writer.
 
         Called by the thread of `recipe.idle`. It holds the mutex, so `_exclusively` waits for it instead of raising an error.
 
@@ -442,17 +433,16 @@ class DualWriter(Generic[H]):
             if self._user is not None or (self._journal is not None and self._journal.is_lost):
                 return self._next_look  # an attempt would only delay the transactions that go on without Kafka
             self._lanes.forget_transaction()  # as in `_exclusively`
-            self._lanes.confirm()  # before the recovery of another lane, which may fail for long
             if self._lanes.must_recover:
                 return self._recover_if_idle()
-            return min(self._lanes.clear_if_idle(idle.CLEAR_AFTER), self._idle_after)
+            return self._lanes.clear_if_idle(idle.CLEAR_AFTER)
         finally:
             self._mutex.release()
 
     @property
     def _next_look(self) -> float:
         """Seconds until the next call while the writer is in use; its user may have asked for a recovery already."""
-        return self._recovery_pause if self._lanes.must_recover else self._idle_after
+        return self._recovery_pause if self._lanes.must_recover else idle.CLEAR_AFTER
 
     def _recover_if_idle(self) -> float:
         try:
@@ -462,7 +452,7 @@ class DualWriter(Generic[H]):
             pause = self._recovery_pause = min(self._recovery_pause * 2, idle.RECOVER_PAUSE)
             return pause
         self._recovery_pause = idle.RECOVER_AFTER
-        return self._idle_after
+        return idle.CLEAR_AFTER
 
 
 class JournaledWriter(DualWriter[H]):

@@ -13,8 +13,6 @@ PRODUCERS = ("librdkafka", "native")
 OPENING_POINTS = tuple(name for name in NAMES if name.endswith("_take_over"))
 """Reached by a writer that opens, after those of recovery."""
 RECOVERY_POINTS = tuple(name for name in NAMES if name.startswith("recover_"))
-DECIDED_POINTS = tuple(name for name in NAMES if name.startswith("decided_"))
-"""Reached only by a writer whose blocks end with the database's commit."""
 REPUBLISH_POINTS = tuple(name for name in NAMES if name.startswith("republish_"))
 """Reached only where lost messages are published again."""
 GROUP_POINTS = tuple(name for name in NAMES if name.startswith("group_"))
@@ -22,7 +20,7 @@ GROUP_POINTS = tuple(name for name in NAMES if name.startswith("group_"))
 JOURNAL_POINTS = tuple(name for name in NAMES if name.startswith("journal_"))
 """Reached only while Kafka is down, or by what empties the journal then: tests/journal/test_chaos.py."""
 _OF_POOLS = (*GROUP_POINTS, *JOURNAL_POINTS)
-_OTHERS = (*RECOVERY_POINTS, *OPENING_POINTS, *DECIDED_POINTS, *REPUBLISH_POINTS, *_OF_POOLS, *JOB_POINTS)
+_OTHERS = (*RECOVERY_POINTS, *OPENING_POINTS, *REPUBLISH_POINTS, *_OF_POOLS, *JOB_POINTS)
 WRITER_POINTS = tuple(name for name in NAMES if name not in _OTHERS)
 """Reached by a transaction, in this order."""
 

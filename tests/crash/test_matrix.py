@@ -18,7 +18,6 @@ from itertools import product
 import pytest
 
 from crash.cases import (
-    DECIDED_POINTS,
     GROUP_POINTS,
     JOB_POINTS,
     JOURNAL_POINTS,
@@ -89,26 +88,9 @@ def test_an_interrupted_recovery_is_finished_by_the_next_one(
     recovered(scene, LEFT[left])
 
 
-@pytest.mark.parametrize("producer", ["native"], indirect=True)
-@pytest.mark.parametrize(
-    ("database", "point"),
-    thinned(
-        product(DATABASES, [*DECIDED_POINTS, "after_db_commit"]),
-        kept=[*product(DATABASES, DECIDED_POINTS), ("postgresql", "after_db_commit")],  # the second is in every block
-        quick=[],
-    ),
-)
-def test_a_writer_that_ends_with_the_decision_and_dies(
-    databases: Databases, broker: DevCluster, database: str, producer: str, point: str
-) -> None:
-    scene = databases.scene(database, broker)
-    crash_writer(scene, point, ACKNOWLEDGE="decided")
-    recovered(scene, [1, 2])
-
-
 def test_every_failpoint_is_in_the_matrix_or_a_jobs() -> None:
     """A new failpoint is a writer's unless its name says otherwise: if no process is killed there, its case fails."""
     of_pools = [*GROUP_POINTS, *JOURNAL_POINTS, *JOB_POINTS]
-    assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *DECIDED_POINTS, *REPUBLISH_POINTS, *of_pools]) == sorted(NAMES)
+    assert sorted([*WRITER_POINTS, *RECOVERY_STEPS, *REPUBLISH_POINTS, *of_pools]) == sorted(NAMES)
     steps = len(WRITER_POINTS) + len(LEFT) * len(RECOVERY_STEPS)
     assert (len(DATABASES), len(PRODUCERS), steps) == (5, 2, 22), "the figures above"

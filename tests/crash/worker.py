@@ -34,10 +34,7 @@ def say(*words: object) -> None:
 
 
 def write(url: str, bootstrap: str, transactional_id: str, topic: str, first: int, count: int) -> None:
-    acknowledge: Any = os.environ.get("ACKNOWLEDGE", "visible")
-    with dualwrite.connect(
-        url, kafka=settings(bootstrap), transactional_id=transactional_id, timeouts=timeouts(), acknowledge=acknowledge
-    ) as writer:
+    with dualwrite.connect(url, kafka=settings(bootstrap), transactional_id=transactional_id, timeouts=timeouts()) as writer:
         say("open", ",".join(o.outcome.value for o in writer.recovery_report))
         for number in range(first, first + count):
             say("begin", number)

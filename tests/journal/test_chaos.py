@@ -66,7 +66,6 @@ def flap(
             ("postgresql", {}, KILLED),
             ("mariadb", {}, KILLED),
             ("sqlite", {}, KILLED),
-            ("postgresql", {"ACKNOWLEDGE": "decided"}, KILLED),
             ("postgresql", {"ISOLATION": "REPEATABLE READ"}, KILLED),
             ("postgresql", {"ISOLATION": "SERIALIZABLE"}, KILLED),
             ("mariadb", {"ISOLATION": "READ COMMITTED"}, KILLED),

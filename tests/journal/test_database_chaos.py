@@ -201,7 +201,6 @@ CASES = [
     ("postgresql", {}),
     ("mariadb", {}),
     ("sqlite", {}),
-    ("postgresql", {"ACKNOWLEDGE": "decided"}),
     ("postgresql", {"ISOLATION": "SERIALIZABLE"}),
     ("mariadb", {"ISOLATION": "READ COMMITTED"}),
     ("postgresql", {"TWO_PHASE": "no"}),

@@ -17,7 +17,6 @@ from crash.cases import OPENING_POINTS, RECOVERY_POINTS, WRITER_POINTS, crash_wr
 from crash.scene import Scene, Worker
 from dualwrite import (
     BrokerAuthorizationError,
-    ConfigurationError,
     DualWriter,
     FencedError,
     InDoubtTransactionError,
@@ -253,17 +252,6 @@ def test_a_journal_is_not_drained_into_another_cluster(
         writer.close()
     assert (gate(scene).is_open, gate(scene).entries) == (True, 2)
     assert read_values(own_broker.bootstrap_servers, scene.topic) == []
-
-
-def test_what_the_cluster_does_not_offer_is_found_when_it_answers(scene: Scene, own_broker: BrokerBehindDoor) -> None:
-    own_broker.kill()
-    with journal_writer(scene, acknowledge="decided", two_phase=False) as writer:
-        write(writer, scene, 1)
-        own_broker.start()
-        until_writer_closed(scene)
-        with pytest.raises(ConfigurationError, match="requires two-phase commit"):
-            write(writer, scene, 2)
-    assert_in_order(scene, [1])
 
 
 def test_lost_transactions_are_found_when_the_cluster_answers(scene: Scene, own_broker: BrokerBehindDoor) -> None:

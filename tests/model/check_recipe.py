@@ -51,7 +51,7 @@ def main() -> None:
         elif name in INSTEAD:
             rule, need = INSTEAD[name]
             found = search(need.without(rule), seconds=asked.seconds, wanted=need.violation)
-            show_found(f"{name} ({TRIED[name]}){f' instead of {rule}' if rule else ''}", found)
+            show_found(f"{name} ({TRIED[name]}) instead of {rule}", found)
         else:
             need = NEEDS[name]
             found = search(need.without(name), seconds=asked.seconds, wanted=need.violation)

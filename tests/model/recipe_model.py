@@ -7,10 +7,8 @@ needs no action: the process is not chosen for a while. A crashed process is nev
 
 from __future__ import annotations
 
-from typing import Any
-
 from model import recipe_republish
-from model.recipe_kafka import CONCURRENT, Steps, advanced, completed, executed, in_words, requested, timed_out
+from model.recipe_kafka import Steps, advanced, completed, executed, in_words, requested, timed_out
 from model.recipe_state import (
     BACK,
     COPIED,
@@ -63,8 +61,8 @@ def environment(scene: Scene, s: State) -> Steps:
         yield "the database goes back to before its last commit", t
     yield from recipe_republish.environment(scene, s)
     for number, request in enumerate(s.late):
-        t, error, epoch = executed(scene, s._replace(late=(*s.late[:number], *s.late[number + 1 :])), request)
-        yield f"a late request arrives: {in_words(scene, request)}: {error}", _answered(t, request, error, epoch)
+        t, error, _ = executed(scene, s._replace(late=(*s.late[:number], *s.late[number + 1 :])), request)
+        yield f"a late request arrives: {in_words(scene, request)}: {error}", t
     for database, row in enumerate(s.rows):
         if row.pending is not None and row.lock is None and row.fence != row.pending_fence:
             t = with_row(s, database, row._replace(pending=None, pending_fence=-1, pending_entry=None))
@@ -88,15 +86,6 @@ def _may_go_back(s: State) -> bool:
     same_fences = [row.fence for row in s.rows] == [row.fence for row in s.past[0]]
     is_between = all(p.pc not in ("produce", "add", "send", "prepare", "record", "commit") for p in s.processes)
     return same_fences and is_between and all(row.pending is None and row.lock is None for row in s.rows)
-
-
-def _answered(s: State, request: tuple[Any, ...], error: str, epoch: int) -> State:
-    """The state with the answer to a commit that a writer has requested, if the writer still waits for it."""
-    what, _, _, argument = request
-    if what != "end" or len(argument) < 3:  # commit, by epoch, who has requested it
-        return s
-    n = argument[2]
-    return go(s, n, "confirm", answer=(error, epoch)) if s.processes[n].pc == "confirm" else s
 
 
 def process_step(scene: Scene, s: State, n: int) -> Steps:
@@ -334,34 +323,24 @@ def transaction_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PL
         if row.lock != n:
             yield "can't commit: its session was ended", go(s, n, "abort")
             return
-        yield "COMMITS", go(committed(scene, s, database, stored), n, _after_commit(scene), known=txn)
+        yield "COMMITS", go(committed(scene, s, database, stored), n, "complete", known=txn)
         if RAISES in s.budget:
             t = with_row(without(s, RAISES), database, row._replace(lock=None))
             yield "is rolled back by its user" if scene.joins else "is rolled back: its COMMIT is refused", go(t, n, "undo")
         if UNKNOWN in s.budget:
             t = with_row(without(s, UNKNOWN), database, row._replace(pending=stored))
             yield "sends COMMIT, the answer is lost", go(t, n, "claim again", number=p.number + 1)
-    elif p.pc == "request":
-        request = ("end", i, p.epoch, (True, True, n))
-        late = tuple(sorted((*s.late, request), key=str))
-        yield f"requests its commit: {in_words(scene, request)}", go(s._replace(late=late), n, "confirm")
-    elif p.pc == "confirm":
-        yield from _confirm_step(scene, s, n)
     elif p.pc in ("complete", "undo"):
         yield from _finish_step(scene, s, n, i)
     else:
         yield from requested(scene, s, n, ("end", i, p.epoch, (False, scene.is_native)), "over", "over")
 
 
-def _after_commit(scene: Scene) -> str:
-    return "request" if scene.requests else "complete"
-
-
 def _commit_merged(scene: Scene, s: State, n: int, database: int) -> Steps:
     """The record sent with the COMMIT, in one message: no lock is held before it is executed."""
     p, row = s.processes[n], s.rows[database]
     stored = Stored(p.generation, p.epoch, _txn(n, p.number), p.start)
-    t = go(committed(scene, s, database, stored), n, _after_commit(scene), known=stored.txn)
+    t = go(committed(scene, s, database, stored), n, "complete", known=stored.txn)
     yield "records its state and COMMITS", t
     if UNKNOWN in s.budget:
         late = row._replace(pending=stored, pending_fence=p.fence)
@@ -378,22 +357,7 @@ def _commit_after_setting(scene: Scene, s: State, n: int, database: int) -> Step
         return
     stored = Stored(p.generation, p.epoch, _txn(n, p.number), p.start)
     what = f"changes its session, records its state in database {place} and COMMITS"
-    yield what, go(committed(scene, t, place, stored), n, _after_commit(scene))
-
-
-def _confirm_step(scene: Scene, s: State, n: int) -> Steps:
-    """The caller has its result; before the next transaction the writer reads the answer to the commit, or sends it again."""
-    p = s.processes[n]
-    database = scene.processes[n][1]
-    row = s.rows[database]
-    error, epoch = p.answer or (CONCURRENT, -1)
-    if error == "NONE":
-        yield "reads that Kafka has committed", go(s, n, "begin", number=p.number + 1, epoch=epoch, answer=())
-    elif error != CONCURRENT:
-        yield "reads that its commit was refused", go(s, n, "claim again", number=p.number + 1, answer=())
-    yield "has no answer to its commit", go(s, n, "complete", answer=())
-    if "CU" in scene.tried and row.stored is not None and row.stored.txn == _txn(n, p.number) and row.fence == p.fence:
-        yield f"is idle, clears S={_named(row.stored)}", go(with_row(s, database, row._replace(stored=None)), n, "confirm")
+    yield what, go(committed(scene, t, place, stored), n, "complete")
 
 
 def _finish_step(scene: Scene, s: State, n: int, i: int) -> Steps:

@@ -41,7 +41,6 @@ RULES: Final = {
 }
 TRIED: Final = {
     "HL": "hold the row's lock from the claim to the end of recovery",
-    "CU": "clear the state of an idle writer before it has read that Kafka has committed",
 }
 """Changes of the recipe that were tried, and are not part of it."""
 
@@ -123,7 +122,6 @@ class P(NamedTuple):
     number: int = 0  # of its transactions
     start: int = -1  # of the transaction that it has prepared (librdkafka)
     repeated: bool = False  # its EndTxn was sent twice
-    answer: tuple[Any, ...] = ()  # to the commit that it has requested, not read yet: error, epoch
     entry: Entry | None = None  # what it publishes again
     copy: int = -1  # under which number
     owed: int = -1  # the transaction whose outcome its caller waits for, since its commit came too late
@@ -175,8 +173,6 @@ class Scene:
         tried: Changes that are tried, see TRIED.
         is_merged: The record is sent with the COMMIT (PostgreSQL under two-phase commit), so that no lock is held in between.
         idles: Between two transactions a writer may clear the state of the one whose commit it knows (`recipe.idle`).
-        requests: A writer only requests Kafka's commit, and reads the answer before its next transaction
-            (`acknowledge="decided"`).
         republish: Everybody publishes lost transactions again, unless it "reports" them.
         joins: A writer's database transaction is one of the user's, which may be old: its fencing token is checked, under the
             lock of the row, before the first message.
@@ -194,7 +190,6 @@ class Scene:
     tried: frozenset[str] = frozenset()
     is_merged: bool = False
     idles: bool = False
-    requests: bool = False
     republish: bool = False
     joins: bool = False
     is_ordered: bool = False

@@ -21,13 +21,11 @@ TRACES: Final = Path(__file__).parents[2] / "docs" / "how-it-works" / "traces"
 
 LONG: Final = (
     "published again by two recoverers",
-    "a requested commit, slow markers",
     "acknowledged while it is published again",
     "published again, record with COMMIT",
     "published again by a recoverer",
     "librdkafka, an idle writer",
     "slow markers",
-    "a requested commit",
     "librdkafka, two published again",
     "an old broker, two recoverers",
 )
@@ -62,7 +60,7 @@ def test_a_change_that_was_tried_breaks_the_promise(change: str) -> None:
 
 
 def test_what_no_timeout_has_aborted_is_not_reported_as_lost() -> None:
-    """Callers with `acknowledge="decided"` rely on this. No scene above breaks it; without rule UG it breaks."""
+    """No scene above breaks this part of the promise; without rule UG it breaks."""
     reported = "a transaction is reported as lost, and no timeout has aborted it"
     assert search(NEEDS["UG"].without("UG"), wanted=reported).violation == reported
 

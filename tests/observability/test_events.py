@@ -14,7 +14,7 @@ import pytest
 import dualwrite
 from crash.scene import Scene
 from crash.worker import timeouts
-from dualwrite import BrokerUnavailableError, ConfigurationError, DualWriter, StoreCommitFailedError
+from dualwrite import ConfigurationError, DualWriter, StoreCommitFailedError
 from dualwrite.observability import (
     Buffered,
     DatabaseCommitted,
@@ -26,7 +26,6 @@ from dualwrite.observability import (
     TransactionBegun,
     TransactionCommitted,
     TransactionEvent,
-    TransactionInDoubt,
     TransactionRecovered,
     TransactionRolledBack,
     UnitEnded,
@@ -73,44 +72,6 @@ def test_a_transaction_reports_each_of_its_steps(scene: Scene, events: list[Even
     assert sum(last.steps) <= last.seconds
     steps = [event.seconds for event in of_it if isinstance(event, MessagesDelivered | StateRecorded | DatabaseCommitted)]
     assert steps == list(last.steps[1:4])
-
-
-def test_decided_transactions_end_when_kafka_has_confirmed(scene: Scene, events: list[Event]) -> None:
-    with open_writer(scene, acknowledge="decided") as writer:
-        with writer.transaction() as tx:
-            both(tx, scene, 1)
-        assert kinds(events) == COMMITTED[:-1]
-        with writer.transaction() as tx:
-            both(tx, scene, 2)
-    assert kinds(events) == [*COMMITTED[:-1], TransactionCommitted, *COMMITTED]
-    assert scene.agree() == [1, 2]
-
-
-def test_an_interrupt_after_the_request_changes_nothing(scene: Scene, events: list[Event]) -> None:
-    cut = failpoints.armed("decided_after_request", raises(KeyboardInterrupt()))
-    with open_writer(scene, acknowledge="decided") as writer:
-        with cut, suppress(KeyboardInterrupt), writer.transaction() as tx:
-            both(tx, scene, 1)
-        assert kinds(events) == COMMITTED[:-1]
-    assert kinds(events) == COMMITTED
-    assert scene.agree() == [1]
-
-
-def test_a_commit_that_kafka_does_not_confirm_is_reported_in_doubt(
-    scene: Scene, events: list[Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def silent(**_: Any) -> None:
-        raise BrokerUnavailableError("silent")
-
-    with open_writer(scene, acknowledge="decided") as writer:
-        with writer.transaction() as tx:
-            both(tx, scene, 1)
-        monkeypatch.setattr(next(iter(writer._lanes)).ownership.producer, "commit_transaction", silent)
-        with writer.transaction() as tx:
-            both(tx, scene, 2)
-    assert kinds(events) == [*COMMITTED[:-1], TransactionInDoubt, *COMMITTED]
-    assert [event.outcome for event in events if isinstance(event, TransactionRecovered)]
-    assert scene.agree() == [1, 2]
 
 
 def test_an_error_of_the_block_or_of_a_step_is_reported_as_raised(scene: Scene, events: list[Event]) -> None:

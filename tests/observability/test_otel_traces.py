@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
 
 import dualwrite
 from crash.scene import Scene, Worker
-from dualwrite import PoolOptions, Transaction, aio
+from dualwrite import Transaction, aio
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import InDoubtTransactionError, LostTransactionError
 from dualwrite.observability import events, observers, otel_names, otel_traces, tracing
@@ -226,12 +226,6 @@ def test_a_block_has_a_span_with_its_commits(scene: Scene, spans: RecordedSpans)
     assert spans.children(failed) == [f"send {scene.topic}"]
     assert (failed.status.status_code, (failed.attributes or {})["dualwrite.outcome"]) == (StatusCode.ERROR, "rolled back")
     assert spans.children(without) == ["commit database"]
-
-
-def test_kafka_commits_after_the_end_of_a_unit_that_is_decided(scene: Scene, spans: RecordedSpans) -> None:
-    with open_pool(scene, options=PoolOptions(timeout=LIMIT, acknowledge="decided")) as pool:
-        pool.run(both, scene, 1)
-    assert spans.children(spans.one("both")) == [*COMMITS, f"send {scene.topic}"]
 
 
 def test_a_commit_that_was_in_doubt_for_a_moment(scene: Scene, spans: RecordedSpans) -> None:
@@ -632,7 +626,7 @@ def test_what_is_not_sampled_makes_no_spans_and_says_so_to_consumers(scene: Scen
 
 
 def test_no_transaction_is_kept(scene: Scene, spans: RecordedSpans) -> None:
-    with open_pool(scene, options=PoolOptions(timeout=LIMIT, acknowledge="decided")) as pool:
+    with open_pool(scene) as pool:
         for number in range(5):
             pool.run(both, scene, number)
     block = f"{scene.transactional_id}-block"

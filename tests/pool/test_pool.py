@@ -26,8 +26,7 @@ from dualwrite.errors import (
 )
 from dualwrite.pool.calls import UnitCall
 from dualwrite.testing import failpoints
-from dualwrite.testing.topics import OpenTransactionsError, read_committed
-from fixtures.pace import LIMIT, done, happened, limit
+from fixtures.pace import LIMIT, done, happened
 from fixtures.tiers import thinned
 from pool.pool_scene import both, both_producers, grouped, held, open_pool, then_raise
 
@@ -321,7 +320,7 @@ def test_options_are_checked(wrong: dict[str, Any]) -> None:
     ],
 )
 def test_unknown_arguments_are_refused_before_anything_is_opened(name: str, why: str) -> None:
-    given: dict[str, Any] = {name: "decided"}
+    given: dict[str, Any] = {name: "journaled"}
     with pytest.raises(TypeError, match=why):
         dualwrite.create_pool("postgresql+psycopg://nowhere.invalid/db", prefix="x", **given)
 
@@ -330,30 +329,11 @@ def test_arguments_are_checked_before_anything_is_opened(scene: Scene) -> None:
     for wrong in ({"size": 0}, {"size": True}, {"size": 65}, {"prefix": "a#b"}, {"transactional_id": "mine"}):
         with pytest.raises(ConfigurationError):
             dualwrite.create_pool("sqlite:///nowhere/at/all", **{"prefix": "shop", "kafka": "nowhere:1", **wrong})
-    with pytest.raises(ConfigurationError, match="requires two-phase commit"):
-        open_pool(scene, two_phase=False, options=PoolOptions(acknowledge="decided"))
     with open_pool(scene) as pool:
         assert pool.size == 2
 
 
 # --- when a call returns ------------------------------------------------------------------------------------------------------
-
-
-def test_decided_returns_when_the_database_has_committed(scene: Scene) -> None:
-    """Kafka's side follows, whatever happens: under two-phase commit nothing can undo it."""
-    release = threading.Event()
-    with (
-        open_pool(scene, size=1, options=PoolOptions(acknowledge="decided", timeout=LIMIT)) as pool,
-        failpoints.armed("before_kafka_commit", lambda: release.wait(LIMIT)),
-    ):
-        try:
-            assert pool.run(both, scene, 1) == 1
-            assert scene.rows() == [1]
-            with pytest.raises(OpenTransactionsError):
-                read_committed(scene.settings, scene.topic, timeout=limit(2))
-        finally:
-            release.set()
-    assert scene.agree() == [1]
 
 
 def test_visible_returns_when_consumers_can_read(scene: Scene) -> None:

@@ -50,10 +50,9 @@ def test_a_process_that_dies_in_a_group(scene: Scene, database: str, producer: s
 
 WAYS = {
     "pipeline": {"HANDLE": "psycopg"},
-    "decided": {"ACKNOWLEDGE": "decided"},
     "carefully": {"FAILING": "5"},
     "one by one": {"HEAVY": "5"},
-    "all": {"HANDLE": "psycopg", "ACKNOWLEDGE": "decided", "FAILING": "7", "HEAVY": "11"},
+    "all": {"HANDLE": "psycopg", "FAILING": "7", "HEAVY": "11"},
     "restless": {"RESTLESS": "1"},
     "restless and all": {"RESTLESS": "1", "HANDLE": "psycopg", "FAILING": "7", "HEAVY": "11"},
 }
@@ -68,7 +67,6 @@ WAYS = {
         kept=[
             ("pipeline", "group_after_units"),
             ("pipeline", "after_db_commit"),
-            ("decided", "before_kafka_commit"),
             ("carefully", "group_after_unit"),
             ("one by one", "after_db_commit"),
             ("all", "before_kafka_commit"),
@@ -80,7 +78,7 @@ WAYS = {
     ),
 )
 def test_a_process_that_dies_in_a_group_run_in_other_ways(scene: Scene, way: str, point: str) -> None:
-    """On psycopg's pipeline, with callers that go on before Kafka has committed, with units that fail, one by one."""
+    """On psycopg's pipeline, with units that fail, one by one."""
     dies = pool_worker(scene, 1, UNITS, f"{point}#6=kill", **WAYS[way])
     dies.killed()
     kept = assert_reports_true(scene, dies)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from functools import partial
-from typing import Literal
 
 import pytest
 import sqlalchemy as sa
@@ -14,7 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 import dualwrite
 from crash.scene import Scene
 from crash.worker import timeouts
-from dualwrite import PoolOptions, Transaction
+from dualwrite import Transaction
 from dualwrite.errors import (
     AfterCommitError,
     BrokerAuthorizationError,
@@ -108,10 +107,7 @@ def test_a_topic_that_one_unit_may_not_write_to(scene: Scene, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("acknowledge", ["visible", "decided"])
-def test_a_failing_listener_of_the_commit_changes_no_result(
-    scene: Scene, caplog: pytest.LogCaptureFixture, size: int, acknowledge: Literal["visible", "decided"]
-) -> None:
+def test_a_failing_listener_of_the_commit_changes_no_result(scene: Scene, caplog: pytest.LogCaptureFixture, size: int) -> None:
     """Even if its error looks like one of the commit: every unit runs once, and every caller gets its result."""
     runs: list[int] = []
 
@@ -125,8 +121,7 @@ def test_a_failing_listener_of_the_commit_changes_no_result(
 
     maker = sessionmaker()
     sa.event.listen(maker, "after_commit", fail)
-    options = PoolOptions(timeout=LIMIT, acknowledge=acknowledge)
-    with open_pool(scene, session=maker, options=options) as pool:
+    with open_pool(scene, session=maker) as pool:
         futures = grouped(pool, *(partial(unit, number=number) for number in range(size)))
         assert [future.result() for future in futures] == runs == list(range(size))
         with pytest.raises(AfterCommitError, match="another pool"), pool.transaction() as tx:

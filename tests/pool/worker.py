@@ -7,7 +7,7 @@ variable LEASE is the length of the leases in seconds (on ZooKeeper, where a lea
 end after SESSION seconds), SIZE the number of writers.
 
 More variables: HANDLE=psycopg gives the units psycopg connections, whose statements go through libpq's pipeline, and with
-HANDLE=aio every other unit is a coroutine; ACKNOWLEDGE=decided; every FAILING-th unit raises after it has written, and every
+HANDLE=aio every other unit is a coroutine; every FAILING-th unit raises after it has written, and every
 HEAVY-th sends a message that is too large, so that the units of its group run one by one. RESTLESS=1 makes the number of
 writers change at random all the time.
 """
@@ -117,8 +117,7 @@ def main() -> None:
         with outcome(number):
             pool.run(unit, number)
 
-    acknowledge: Any = os.environ.get("ACKNOWLEDGE", "visible")
-    options = dualwrite.PoolOptions(timeout=LIMIT, lease=float(os.environ.get("LEASE", "30")), acknowledge=acknowledge)
+    options = dualwrite.PoolOptions(timeout=LIMIT, lease=float(os.environ.get("LEASE", "30")))
     given: dict[str, Any] = {"kafka": settings(bootstrap), "prefix": prefix, "options": options, "timeouts": timeouts()}
     given["size"] = int(os.environ.get("SIZE", "2"))
     if os.environ.get("RESTLESS"):

@@ -324,8 +324,8 @@ PROMISES: Final = (
     Removal(
         "the writers of a pool probe the cluster once",
         "api.py",
-        "acknowledge=options.acknowledge,\n                probed=probed,",
-        "acknowledge=options.acknowledge,\n                probed=None,",
+        "session=None, probed=probed, ",
+        "session=None, probed=None, ",
         ("writer/test_round_trips.py::test_another_writer_of_a_pool_takes_few_round_trips",),
     ),
     Removal(
@@ -1149,20 +1149,6 @@ PROMISES: Final = (
         "from confluent_kafka.cimpl import Producer",
         "from confluent_kafka import Producer",
         ("observability/test_otel_traces.py::test_auto_instrumentation_of_confluent_kafka_adds_no_second_span_or_header",),
-    ),
-    Removal(
-        "a commit that Kafka has not confirmed is reported in doubt",
-        "recipe/lane.py",
-        "            self.ended(error, is_in_doubt=True)\n            self.advance(Change.BROKEN)\n",
-        "            self.advance(Change.BROKEN)\n",
-        ("observability/test_events.py::test_a_commit_that_kafka_does_not_confirm_is_reported_in_doubt",),
-    ),
-    Removal(
-        "an interrupt after the request of Kafka's commit does not report a rollback",
-        "recipe/lane.py",
-        "            if self.phase is not Phase.CONFIRMING:  # then",
-        "            if self.phase:  # then",
-        ("observability/test_events.py::test_an_interrupt_after_the_request_changes_nothing",),
     ),
     # --- metrics and probes ---------------------------------------------------------------------------------------------------
     Removal(

@@ -58,7 +58,7 @@ def handles(engine: sa.Engine, rocks: RocksDBStore, zoo: ZooKeeperStore) -> None
 def pools(engine: sa.Engine) -> None:
     assert_type(dualwrite.create_pool(engine, prefix="shop", lanes=2, two_phase=True), WriterPool[sa.Connection])
     dualwrite.create_pool(engine, prefix="shop", transactional_id="id")  # E: No overload variant of "create_pool"
-    dualwrite.create_pool(engine, prefix="shop", acknowledge="decided")  # E: No overload variant of "create_pool"
+    dualwrite.create_pool(engine, prefix="shop", acknowledge="journaled")  # E: No overload variant of "create_pool"
     dualwrite.create_pool(engine)  # E: No overload variant of "create_pool"
 
 

@@ -19,7 +19,6 @@ _MOVES = {
     (P.NEEDS_RECOVERY, E.OPENED): P.READY,
     (P.IN_DOUBT, E.OPENED): P.READY,
     (P.FENCED, E.OPENED): P.READY,
-    (P.CONFIRMING, E.OPENED): P.READY,
     (P.READY, E.SWITCHED): P.READY,
     (P.READY, E.BEGIN): P.ACTIVE,
     (P.ACTIVE, E.SWITCHED): P.ACTIVE,
@@ -32,13 +31,8 @@ _MOVES = {
     (P.COMMITTING_DATABASE, E.OUTCOME_UNKNOWN): P.IN_DOUBT,
     (P.COMMITTING_KAFKA, E.KAFKA_COMMITTED): P.READY,
     (P.COMMITTING_KAFKA, E.OUTCOME_UNKNOWN): P.IN_DOUBT,
-    (P.COMMITTING_KAFKA, E.COMMIT_REQUESTED): P.CONFIRMING,
-    (P.CONFIRMING, E.KAFKA_COMMITTED): P.READY,
     (P.ABORTING, E.ABORTED): P.READY,
-    **{
-        (phase, E.CLAIMED): P.NEEDS_RECOVERY
-        for phase in (P.OPENING, P.READY, P.CONFIRMING, P.IN_DOUBT, P.NEEDS_RECOVERY, P.FENCED)
-    },
+    **{(phase, E.CLAIMED): P.NEEDS_RECOVERY for phase in (P.OPENING, P.READY, P.IN_DOUBT, P.NEEDS_RECOVERY, P.FENCED)},
     **{
         (phase, E.INTERRUPTED): P.IN_DOUBT if phase in (P.COMMITTING_DATABASE, P.COMMITTING_KAFKA) else P.NEEDS_RECOVERY
         for phase in (P.ACTIVE, P.PREPARING, P.PREPARED, P.RECORDED, P.COMMITTING_DATABASE, P.COMMITTING_KAFKA, P.ABORTING)
@@ -77,19 +71,8 @@ def test_a_new_writer_is_not_open_and_has_begun_nothing() -> None:
 def test_past_the_commit_point_nothing_leads_to_an_abort() -> None:
     """After COMMIT was sent, only a proven rollback of the database may abort Kafka."""
     into_abort = {pair for pair, after in TRANSITIONS.items() if after is Phase.ABORTING}
-    past = (P.COMMITTING_DATABASE, P.COMMITTING_KAFKA, P.CONFIRMING, P.IN_DOUBT)
+    past = (P.COMMITTING_DATABASE, P.COMMITTING_KAFKA, P.IN_DOUBT)
     assert {pair for pair in into_abort if pair[0] in past} == {(P.COMMITTING_DATABASE, E.DATABASE_ROLLED_BACK)}
-
-
-def test_a_lane_begins_nothing_before_kafka_has_confirmed_its_last_commit() -> None:
-    assert {event for phase, event in TRANSITIONS if phase is P.CONFIRMING} == {
-        E.KAFKA_COMMITTED,
-        E.CLAIMED,
-        E.OPENED,
-        E.BROKEN,
-        E.FENCED,
-        E.CLOSE,
-    }
 
 
 def test_the_database_commits_only_after_the_state_was_recorded() -> None:
@@ -172,9 +155,3 @@ def test_a_writer_that_has_left_something_at_kafka_sends_nothing_there_before_it
                 assert _after(Way.DETOUR, phase, event)[1] is not P.READY, (phase, event)
             except UsageError:
                 continue
-
-
-def test_with_the_journal_nothing_waits_for_an_answer_of_kafka() -> None:
-    for way in (Way.JOURNAL, Way.DETOUR):
-        with pytest.raises(UsageError):
-            _after(way, P.COMMITTING_KAFKA, E.COMMIT_REQUESTED)

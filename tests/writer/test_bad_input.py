@@ -180,6 +180,12 @@ def test_missing_settings_are_named(monkeypatch: pytest.MonkeyPatch, sqlite_scen
         dualwrite.connect(transactional_id="x", kafka="localhost:9092")
 
 
+def test_when_a_block_ends_has_two_values() -> None:
+    given: dict[str, Any] = {"acknowledge": "soon"}
+    with pytest.raises(ConfigurationError, match=r"(?s)acknowledge is 'soon'.*visible, journaled"):
+        dualwrite.connect("sqlite:///none.db", kafka="localhost:9092", transactional_id="x", **given)
+
+
 # --- ids ----------------------------------------------------------------------------------------------------------------
 
 

@@ -265,10 +265,7 @@ class TransactionalProducer(Protocol):
 
 
 class TakeOverProducer(TransactionalProducer, Protocol):
-    """A producer that takes over an id by compare-and-set, so that several claimants may use one id (rule F5).
-
-    With two-phase commit, the response to a commit may be read later.
-    """
+    """A producer that takes over an id by compare-and-set, so that several claimants may use one id (rule F5)."""
 
     def wanted_timeout_ms(self, *, timeout: Limit) -> int:
         """The transaction timeout that the id must have at its coordinator; 2147483647 for two-phase commit.
@@ -301,16 +298,6 @@ class TakeOverProducer(TransactionalProducer, Protocol):
         """Continue with the producer id and epoch from the EndTxn v5 response that bumped the previous owners' epoch.
 
         After this call and before anything is sent, the caller must check that it still owns the claim.
-        """
-        ...
-
-    def request_commit(self, *, timeout: float) -> None:
-        """Send the request to commit the prepared transaction, without waiting for the response.
-
-        The outcome is then unknown until `commit_transaction` has returned, which is to be called before the next transaction.
-
-        Raises:
-            BrokerUnavailableError: It was not sent, or the connection broke; `commit_transaction` sends it again.
         """
         ...
 

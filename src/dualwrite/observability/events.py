@@ -24,7 +24,7 @@ class Steps(NamedTuple):
         record: Writing the prepared state into the row. On PostgreSQL it may go out together with COMMIT, which then has its
             duration.
         database_commit: The database's COMMIT.
-        kafka_commit: Kafka's commit (EndTxn), and its confirmation if it is not waited for.
+        kafka_commit: Kafka's commit (EndTxn).
     """
 
     block: float = 0.0

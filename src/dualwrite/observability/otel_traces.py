@@ -119,9 +119,8 @@ class _Unit:
         return ContextBlock(trace.set_span_in_context(self.span), self.raised)
 
     def note(self, name: str, content: str | int) -> None:
-        """Set an attribute, unless the span has ended: if units end with the decision, it does so before Kafka's commit."""
-        if self.span.is_recording():
-            self.span.set_attribute(name, content)
+        """Set an attribute."""
+        self.span.set_attribute(name, content)
 
     def raised(self, error: BaseException | None) -> None:
         """Note what the unit has raised, if anything, at that time; perhaps in two threads."""

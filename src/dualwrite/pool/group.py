@@ -113,7 +113,6 @@ class Shared:
         savepoint_policy: Decides whether the units may first run under one savepoint; None: they never do.
         most_units: The number of units, including the savepoints that they set themselves, at which a group is complete.
         most_bytes: The total size of its messages, in bytes, at which a group is complete.
-        when_decided: Deliver the outcomes as soon as the database has committed; only with two-phase commit.
     """
 
     waiting: WaitingCalls
@@ -123,7 +122,6 @@ class Shared:
     savepoint_policy: SavepointPolicy | None
     most_units: int
     most_bytes: int
-    when_decided: bool
 
 
 class _UndoneError(Exception):
@@ -263,8 +261,6 @@ class Group:
             hit("group_after_units")
             if messages:
                 whole.send_messages(messages)
-            if self._shared.when_decided:
-                whole.on_decided = self._deliver
             self._is_committing = True
 
     # --- the units ----------------------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ class WriterPool(Generic[H]):
         ask_kafka: Asks the coordinators about ids, as Kafka sees them, within some seconds; raises if they don't answer.
 
     Raises:
-        ConfigurationError: `acknowledge="decided"` without two-phase commit, or `size` is out of range.
+        ConfigurationError: `size` is out of range.
         DualWriteError: As for `DualWriter.open`; or no ids could be leased.
     """
 
@@ -225,7 +225,6 @@ class WriterPool(Generic[H]):
             savepoint_policy=SavepointPolicy() if store.units_need_savepoints else None,
             most_units=int(self._options.group_units) if store.undoes_units and not is_journaled else 1,
             most_bytes=int(self._options.group_bytes),
-            when_decided=self._options.acknowledge == "decided",
         )
         self._workers = Workers(prefix, shared, timeout=self._options.timeout)
         self._upkeep = Upkeep(

@@ -76,11 +76,10 @@ class PoolOptions:
     """How a pool groups units, when its calls return, and for how long it leases its ids.
 
     Args:
-        acknowledge: When a call returns: "visible" means after Kafka's commit, when consumers can read the messages; "decided"
-            means after the database's commit, when neither side can be lost any more. "decided" requires two-phase commit.
-            "journaled" means after the database's commit, too, which has the messages as rows; a thread of the pool publishes
-            them at once. Its units commit side by side, each by itself, and none waits for Kafka (docs/guides/journaled.md).
-            Only for SQL databases.
+        acknowledge: When a call returns: "visible" means after Kafka's commit, when consumers can read the messages;
+            "journaled" after the database's commit, which has the messages as rows; a thread of the pool publishes them at
+            once. Its units commit side by side, each by itself, and none waits for Kafka (docs/guides/journaled.md). Only for
+            SQL databases.
         group_units: The maximum number of units in a group, including the savepoints that the units set themselves. Above 64,
             PostgreSQL's readers become slower.
         group_bytes: The total size of a group's messages, in bytes, at which the group accepts no more units.

@@ -26,9 +26,6 @@ log = SubjectLogger(__name__)
 
 T = TypeVar("T")
 
-CONFIRM_AFTER: Final = 1.0
-"""Seconds after which a writer without transactions reads the response to its last commit (`acknowledge="decided"`)."""
-
 CLEAR_AFTER: Final = 60.0
 """Seconds after a transaction for which its state stays in the row; also the pause after an attempt that failed."""
 
@@ -67,15 +64,15 @@ class IdleThread:
         self._watched: WeakKeyDictionary[Any, _Watched] = WeakKeyDictionary()
         self._thread: threading.Thread | None = None
 
-    def watch(self, writer: T, clear: Callable[[T], float], *, after: float | None = None) -> None:
+    def watch(self, writer: T, clear: Callable[[T], float]) -> None:
         """Call a function with the writer from time to time, until `unwatch` or until nobody refers to the writer.
 
         `clear` clears what is in the writer's rows, if it is idle, and returns how many seconds the next call can wait. It must
-        not block the writer's user for longer than one short transaction of the database, or one request to Kafka, except to do
-        what the user's next transaction would have to do first. The first call comes after `after` seconds, or CLEAR_AFTER.
+        not block the writer's user for longer than one short transaction of the database, except to do what the user's next
+        transaction would have to do first. The first call comes after CLEAR_AFTER seconds.
         """
         with self._lock:
-            self._watched[writer] = _Watched(clear, time.monotonic() + (CLEAR_AFTER if after is None else after))
+            self._watched[writer] = _Watched(clear, time.monotonic() + CLEAR_AFTER)
             self._changed.notify_all()
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="dualwrite idle writers", daemon=True)

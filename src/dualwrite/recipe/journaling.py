@@ -29,7 +29,7 @@ from dualwrite.recipe.remembered import RecordedTransaction
 from dualwrite.recipe.republish import LostMessages
 from dualwrite.recipe.routes import Aborted, Choice, KafkaRoute, Route
 from dualwrite.recovery.report import GenerationOutcome
-from dualwrite.settings import SWITCH_AFTER, Acknowledge
+from dualwrite.settings import SWITCH_AFTER
 from dualwrite.state import ConsumedOffset, Delivery, PreparedTxnState
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.stores.journal import JournaledTransaction, JournalEntry, JournalLimits, JournalStore, is_open
@@ -171,12 +171,11 @@ class KafkaOrJournal(KafkaRoute, Choice):
     Args:
         ownership: As for KafkaRoute.
         lost: As for KafkaRoute.
-        acknowledge: As for KafkaRoute.
         journal: The journal.
     """
 
-    def __init__(self, ownership: Ownership, lost: LostMessages | None, acknowledge: Acknowledge, journal: Journal) -> None:
-        super().__init__(ownership, lost, acknowledge)
+    def __init__(self, ownership: Ownership, lost: LostMessages | None, journal: Journal) -> None:
+        super().__init__(ownership, lost)
         self._journal = journal
         self._logical_id = TransactionalId.of_row(ownership.transactional_id).logical
         self._into_journal = JournalRoute(journal, self._logical_id)
@@ -185,8 +184,7 @@ class KafkaOrJournal(KafkaRoute, Choice):
 
     # While a transaction may also go into the journal, it waits less for Kafka.
 
-    def confirm(self, *, timeout: float) -> None:
-        super().confirm(timeout=min(COMMIT_LIMIT, timeout))
+    commit_limit = COMMIT_LIMIT
 
     def leave(self) -> None:
         self.producer.abort_transaction(timeout=SWITCH_AFTER)
@@ -257,9 +255,8 @@ class JournalRoute(Route):
         transaction.write_journal(self._buffer.entries, decided.number)
         hit("journal_after_entries")
 
-    def commit(self, state: PreparedTxnState | None) -> Change:
-        del state
-        return Change.KAFKA_COMMITTED
+    def commit(self, state: PreparedTxnState | None) -> None:
+        """Nothing to do: the database's commit was theirs."""
 
     def leave(self) -> None:
         """Nothing to do."""

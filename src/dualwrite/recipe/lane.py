@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -10,7 +9,6 @@ from typing import Any, NoReturn
 
 from dualwrite.errors import (
     BrokerError,
-    BrokerUnavailableError,
     DualWriteError,
     FencedError,
     InDoubtTransactionError,
@@ -148,12 +146,10 @@ class Lane(WriterState):
         self._store_transaction = None
         hit("after_db_commit")
         transaction.outcome = route.outcome
-        if transaction.on_decided is not None:
-            transaction.on_decided()
         hit("before_kafka_commit")
-        committed = route.commit(transaction.state)
-        self.advance(committed)
-        hit("after_kafka_commit" if committed is Change.KAFKA_COMMITTED else "decided_after_request")
+        route.commit(transaction.state)
+        self.advance(Change.KAFKA_COMMITTED)
+        hit("after_kafka_commit")
 
     def _check_row(self, store_transaction: StoreTransaction) -> None:
         """Check that the row that the transaction has begun with is not behind what the database has committed (rule DF)."""
@@ -204,41 +200,9 @@ class Lane(WriterState):
         """
         if self.goes_on_without_kafka:
             return
-        if self.phase is Phase.CONFIRMING:
-            self.ended(BrokerUnavailableError("Kafka has not confirmed the commit."), is_in_doubt=True)
         with self._phase_tracks_errors():
             self.ownership.make_claim()
             self.advance(Change.CLAIMED)
-
-    def confirm(self, *, timeout: float | None = None) -> None:
-        """Read the response to the commit that the last transaction has requested, if it has not been read yet.
-
-        The row names that transaction until then, and the lane begins no other one. So whatever happens in between, recovery
-        commits it.
-
-        Raises:
-            BrokerUnavailableError: No response; the commit is requested again by the next call.
-            DualWriteError: Any other response; the lane must be recovered.
-        """
-        if self.phase is not Phase.CONFIRMING:
-            return
-        try:
-            self._kafka.confirm(timeout=self._parties.timeouts.kafka if timeout is None else timeout)
-        except BrokerUnavailableError:
-            raise
-        except BaseException:
-            self.advance(Change.BROKEN)
-            raise
-        self.advance(Change.KAFKA_COMMITTED)
-
-    def _confirm_or_recover(self, why: str, *, timeout: float | None = None, level: int | None = None) -> None:
-        """`confirm`, after which the lane begins another transaction, or must be recovered."""
-        try:
-            self.confirm(timeout=timeout)
-        except DualWriteError as error:
-            log.log(level_of(error) if level is None else level, why, error, transactional_id=self.id)
-            self.ended(error, is_in_doubt=True)
-            self.advance(Change.BROKEN)
 
     @property
     def is_ready(self) -> bool:
@@ -246,7 +210,7 @@ class Lane(WriterState):
         return self.phase is Phase.READY and not self.ownership.producer_must_be_replaced
 
     def make_ready(self) -> None:
-        """Before the lane's next transaction: `confirm`, or else recover the id, which commits what the database has decided.
+        """Before the lane's next transaction: recover the id if that is necessary, which commits what the database has decided.
 
         After a pause, register the id again if the coordinator has forgotten it.
 
@@ -254,8 +218,6 @@ class Lane(WriterState):
             FencedError: Another writer or recoverer has claimed the id; it commits the transaction.
             DualWriteError: The id could not be recovered.
         """
-        if self.phase is Phase.CONFIRMING:
-            self._confirm_or_recover("recovering, since Kafka has not confirmed the last commit: %s")
         if self.phase in MUST_RECOVER or self.ownership.producer_must_be_replaced:  # rule F9
             self.recover()
         if (forgotten := self.ownership.take_forgotten()) is not None:
@@ -283,8 +245,7 @@ class Lane(WriterState):
         try:
             self._handle_error(error)
         except BaseException as raised:
-            if self.phase is not Phase.CONFIRMING:  # then it has committed, and `confirm` says so
-                self.ended(raised, is_in_doubt=self.phase is Phase.IN_DOUBT)
+            self.ended(raised, is_in_doubt=self.phase is Phase.IN_DOUBT)
             raise
 
     def _handle_error(self, error: BaseException) -> None:
@@ -445,11 +406,6 @@ class Lane(WriterState):
         """
         if self.phase is Phase.CLOSED:
             return
-        self._confirm_or_recover(
-            "closing: resolving the last transaction, whose commit Kafka has not confirmed: %s",
-            timeout=min(limit, self._parties.timeouts.kafka),
-            level=logging.INFO,
-        )
         phase, uncertain = self.phase, self.ownership.producer_must_be_replaced
         try:
             self.ownership.drop_producer()

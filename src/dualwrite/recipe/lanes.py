@@ -12,7 +12,6 @@ from typing import Final, Protocol
 from dualwrite.deadline import Deadline
 from dualwrite.errors import (
     ClusterMismatchError,
-    ConfigurationError,
     DualWriteError,
     FencedError,
     InDoubtTransactionError,
@@ -25,15 +24,14 @@ from dualwrite.recipe.idle import RECOVER_LIMIT
 from dualwrite.recipe.journaling import Journal, KafkaOrJournal
 from dualwrite.recipe.lane import Lane
 from dualwrite.recipe.outcomes import TransactionReport
-from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership, Parties
-from dualwrite.recipe.phases import BETWEEN_TRANSACTIONS, IN_TRANSACTION, MUST_RECOVER, Change, Phase
+from dualwrite.recipe.ownership import Ownership, Parties
+from dualwrite.recipe.phases import IN_TRANSACTION, MUST_RECOVER, Change, Phase
 from dualwrite.recipe.republish import LostMessages, taken_over
 from dualwrite.recipe.routes import KafkaRoute
 from dualwrite.recovery.clusters import cluster_that_answers
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import RecoveryReport, raise_for_lost
-from dualwrite.settings import SWITCH_AFTER, Acknowledge, OnLost
-from dualwrite.state import ProducerKind
+from dualwrite.settings import SWITCH_AFTER, OnLost
 from dualwrite.stores.base import Acquiring, ClaimedLanes, LostKind, StateRow
 from dualwrite.stores.rows import new_token, on_cluster
 from dualwrite.transaction import OpenTransaction
@@ -74,13 +72,11 @@ class Lanes:
         *,
         transactional_id: str,
         count: int,
-        acknowledge: Acknowledge = "visible",
         journal: Journal | None = None,
         lost: LostMessages | None = None,
     ) -> None:
         self._id = transactional_id
         self._parties = parties
-        self._acknowledge = acknowledge
         self._journal = journal
         self._lost = lost
         self._lanes = tuple(self._made(number) for number in range(count))
@@ -94,7 +90,7 @@ class Lanes:
 
     def _made(self, number: int) -> Lane:
         ownership = Ownership(self._parties, TransactionalId(self._id, number).row)
-        of = ownership, self._lost, self._acknowledge
+        of = ownership, self._lost
         kafka = KafkaRoute(*of) if self._journal is None else KafkaOrJournal(*of, self._journal)
         lane = Lane(ownership, kafka, logical_id=self._id)
         lane.watch = reported
@@ -106,7 +102,7 @@ class Lanes:
     @property
     def phase(self) -> Phase:
         """The writer's phase: if one lane can't begin a transaction, the writer can't either."""
-        phases = {lane.phase for lane in self._lanes} - BETWEEN_TRANSACTIONS
+        phases = {lane.phase for lane in self._lanes} - {Phase.READY}
         if not phases:
             return Phase.READY
         return next((phase for phase in _BLOCKING if phase in phases), None) or phases.pop()
@@ -238,7 +234,6 @@ class Lanes:
             on_cluster(row, cluster_id)
         deadline = Deadline.after(self._at_most(RECOVER_LIMIT, timeouts.kafka))
         self._parties.producers.choose(timeout=deadline)
-        check_acknowledge(self._acknowledge, self._parties.producers.kind)
         described = self._parties.coordinator.describe_all(_needed(ids, rows), timeout=deadline)
         reusable = (  # if nothing changes until they are claimed
             row_id
@@ -327,7 +322,7 @@ class Lanes:
         return self._next()
 
     def _next(self) -> Lane:
-        if not self._are_acquired or not {lane.phase for lane in self._lanes} <= BETWEEN_TRANSACTIONS:
+        if not self._are_acquired or {lane.phase for lane in self._lanes} != {Phase.READY}:
             self._check_usable()
             self._recover()
         chosen = self._current = self._lanes[self._turn]
@@ -393,17 +388,6 @@ class Lanes:
         with self._parties.limited(limit):
             self._recover()
 
-    def confirm(self) -> None:
-        """Read the responses to the last commits, or request them again; a lane without a response does not delay the others.
-
-        The caller ensures that nothing else uses the lanes during the call.
-        """
-        for share, lane in Deadline.after(CHECK_LIMIT).shared(self._lanes):
-            try:
-                lane.confirm(timeout=share.seconds)
-            except DualWriteError as error:
-                log.info("Kafka has not confirmed the last commit yet: %s", error, transactional_id=lane.id)
-
     def clear_if_idle(self, after: float) -> float:
         """Clear the stored states of lanes that were idle for `after` seconds; see `Ownership.clear_if_idle`.
 
@@ -462,21 +446,6 @@ def reported(lane: _Reported) -> TransactionReport | None:
     if lane.transaction is None or not (observers.installed or tracing.tracer is not None):
         return None
     return TransactionReport(lane.logical_id, lane.id, lane.transaction)
-
-
-def check_acknowledge(acknowledge: Acknowledge, kind: ProducerKind) -> None:
-    """Check that blocks may end with the database's commit.
-
-    Raises:
-        ConfigurationError: They may not: Kafka may abort a transaction that the database has committed.
-    """
-    if acknowledge == "decided" and kind is not ProducerKind.NATIVE_TWO_PHASE:
-        raise ConfigurationError(
-            'acknowledge="decided" requires two-phase commit.',
-            cause="without it Kafka may abort a transaction that the database has committed, if it times out before its "
-            "commit; so a block, or a call, can end only after Kafka's commit",
-            next_step='use acknowledge="visible", or enable two-phase commit on the brokers',
-        )
 
 
 def _needed(ids: Sequence[str], rows: Mapping[str, StateRow]) -> list[str]:

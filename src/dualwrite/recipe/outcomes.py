@@ -227,7 +227,7 @@ class TransactionReport:
             notify(StateRecorded(*self._name, self._step()))
         elif change is Change.DATABASE_COMMITTED:
             notify(DatabaseCommitted(*self._name, self._step()))
-        elif change is Change.KAFKA_COMMITTED and not self._has_ended:
+        elif change is Change.KAFKA_COMMITTED:
             self._committed(was_in_doubt=False)
 
     def ended(self, error: BaseException | None, *, is_in_doubt: bool = False) -> None:

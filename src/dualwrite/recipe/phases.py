@@ -28,7 +28,6 @@ class Phase(Enum):
     RECORDED = "has recorded the state in the database transaction"
     COMMITTING_DATABASE = "has sent the database's COMMIT"
     COMMITTING_KAFKA = "has committed the database and is committing Kafka"
-    CONFIRMING = "has committed the database and requested Kafka's commit, whose response it has not read yet"
     ABORTING = "is aborting both sides"
     IN_DOUBT = "does not know yet how its last transaction ended"
     NEEDS_RECOVERY = "must recover its id before the next transaction"
@@ -62,7 +61,6 @@ class Change(Enum):
     DATABASE_COMMITTED = "database committed"
     DATABASE_ROLLED_BACK = "database rolled back"
     OUTCOME_UNKNOWN = "outcome unknown"
-    COMMIT_REQUESTED = "commit requested"
     KAFKA_COMMITTED = "kafka committed"
     ABORT = "abort"
     ABORTED = "aborted"
@@ -80,7 +78,6 @@ _STEPS: Final = {
     (Phase.NEEDS_RECOVERY, Change.OPENED): Phase.READY,
     (Phase.IN_DOUBT, Change.OPENED): Phase.READY,
     (Phase.FENCED, Change.OPENED): Phase.READY,
-    (Phase.CONFIRMING, Change.OPENED): Phase.READY,
     (Phase.READY, Change.SWITCHED): Phase.READY,
     (Phase.READY, Change.BEGIN): Phase.ACTIVE,
     (Phase.ACTIVE, Change.SWITCHED): Phase.ACTIVE,
@@ -93,15 +90,12 @@ _STEPS: Final = {
     (Phase.COMMITTING_DATABASE, Change.OUTCOME_UNKNOWN): Phase.IN_DOUBT,
     (Phase.COMMITTING_KAFKA, Change.KAFKA_COMMITTED): Phase.READY,
     (Phase.COMMITTING_KAFKA, Change.OUTCOME_UNKNOWN): Phase.IN_DOUBT,
-    (Phase.COMMITTING_KAFKA, Change.COMMIT_REQUESTED): Phase.CONFIRMING,
-    (Phase.CONFIRMING, Change.KAFKA_COMMITTED): Phase.READY,
     (Phase.ABORTING, Change.ABORTED): Phase.READY,
 }
 BEFORE_COMMIT_POINT: Final = frozenset({Phase.ACTIVE, Phase.PREPARING, Phase.PREPARED, Phase.RECORDED})
 PAST_COMMIT_POINT: Final = frozenset({Phase.COMMITTING_DATABASE, Phase.COMMITTING_KAFKA})
 IN_TRANSACTION: Final = BEFORE_COMMIT_POINT | PAST_COMMIT_POINT | {Phase.ABORTING}
 MUST_RECOVER: Final = frozenset({Phase.NEEDS_RECOVERY, Phase.IN_DOUBT})
-BETWEEN_TRANSACTIONS: Final = frozenset({Phase.READY, Phase.CONFIRMING})
 _KEPT_WHEN_BROKEN: Final = (Phase.OPENING, Phase.IN_DOUBT, Phase.FENCED)
 
 

@@ -6,21 +6,21 @@ besides it (`dualwrite.recipe.journaling`).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from enum import Enum
-from typing import ClassVar, cast
+from typing import ClassVar
 
-from dualwrite.errors import BrokerUnavailableError, DualWriteError
-from dualwrite.kafka.base import TakeOverProducer, TransactionalProducer
+from dualwrite.errors import DualWriteError
+from dualwrite.kafka.base import TransactionalProducer
 from dualwrite.observability.logs import SubjectLogger
 from dualwrite.observability.outages import is_no_answer, level_of
 from dualwrite.recipe.idle import RECOVER_LIMIT
-from dualwrite.recipe.ownership import CHECK_LIMIT, Ownership
+from dualwrite.recipe.ownership import Ownership
 from dualwrite.recipe.phases import Change, Way
 from dualwrite.recipe.remembered import RecordedTransaction
 from dualwrite.recipe.republish import LostMessages
 from dualwrite.recovery.report import GenerationOutcome
-from dualwrite.settings import Acknowledge
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import Claim, StoreTransaction
 from dualwrite.transaction import Outcome
@@ -57,8 +57,8 @@ class Route(ABC):
         """Write in the database's transaction what decides about the messages. Raises: as `StoreTransaction.record`."""
 
     @abstractmethod
-    def commit(self, state: PreparedTxnState | None) -> Change:
-        """Commit the messages of a transaction that the database has committed; returns what has happened.
+    def commit(self, state: PreparedTxnState | None) -> None:
+        """Commit the messages of a transaction that the database has committed.
 
         Raises:
             DualWriteError: It is not known whether they are committed (rule KU).
@@ -108,22 +108,21 @@ class KafkaRoute(Route):
     Args:
         ownership: That of the lane's id.
         lost: Publishes again what was found lost, before the next transaction (rule RO); None: nobody does.
-        acknowledge: With "decided" a block ends before Kafka has confirmed the commit.
 
     Attributes:
         publishes_lost: Whether somebody publishes again what was found lost.
+        commit_limit: The maximum seconds that a commit waits for Kafka, even if the time limit is longer.
     """
 
     outcome = "published"
     committed = "committed on both sides"
+    commit_limit: ClassVar[float] = math.inf
 
-    def __init__(self, ownership: Ownership, lost: LostMessages | None, acknowledge: Acknowledge) -> None:
+    def __init__(self, ownership: Ownership, lost: LostMessages | None) -> None:
         self._ownership = ownership
         self._parties = ownership.parties
         self._lost = lost
         self.publishes_lost = lost is not None
-        self._ends_with_decision = acknowledge == "decided"
-        self._requested: PreparedTxnState | None = None
 
     # --- one transaction --------------------------------------------------------------------------------------------------
 
@@ -138,22 +137,10 @@ class KafkaRoute(Route):
         number, delivery = decided.number, decided.delivery
         record(decided.state, generation=decided.generation, transaction_number=number, delivery=delivery)
 
-    def commit(self, state: PreparedTxnState | None) -> Change:
-        self._requested = state
-        if not self._ends_with_decision:
-            self.confirm(timeout=self._parties.timeouts.kafka)
-            return Change.KAFKA_COMMITTED
-        try:
-            cast("TakeOverProducer", self.producer).request_commit(timeout=min(CHECK_LIMIT, self._parties.timeouts.kafka))
-        except BrokerUnavailableError as error:  # `confirm` requests it again
-            log.info("Kafka's commit could not be requested yet: %s", error, transactional_id=self._ownership.transactional_id)
-        return Change.COMMIT_REQUESTED
-
-    def confirm(self, *, timeout: float) -> None:
-        """Commit at Kafka, or read the response if that was requested. Raises: as the producer's `commit_transaction`."""
-        self._ownership.producer.commit_transaction(timeout=timeout)
-        if self._requested is not None:
-            self._ownership.has_committed(self._requested)
+    def commit(self, state: PreparedTxnState | None) -> None:
+        self.producer.commit_transaction(timeout=min(self.commit_limit, self._parties.timeouts.kafka))
+        if state is not None:
+            self._ownership.has_committed(state)
 
     def leave(self) -> None:
         self.producer.abort_transaction(timeout=self._parties.timeouts.kafka)

@@ -95,9 +95,6 @@ class UnclaimedLane(WriterState):
         """This one."""
         return self
 
-    def confirm(self) -> None:
-        """Nothing to do."""
-
     def clear_if_idle(self, after: float) -> float:
         """Nothing to do; see `Lanes`."""
         return after
@@ -150,8 +147,6 @@ class UnclaimedLane(WriterState):
         self._store_transaction = None
         hit("after_db_commit")
         self._has_committed(transaction)
-        if transaction.on_decided is not None:
-            transaction.on_decided()
         self.advance(Change.KAFKA_COMMITTED)
 
     def _has_committed(self, transaction: OpenTransaction) -> None:

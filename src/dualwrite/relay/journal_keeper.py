@@ -94,7 +94,7 @@ class JournalKeeper(Drainer):
         of_drainer = settings.with_changes(transactional_id=name, lanes=1)
 
         def open_drain() -> JournalDrain:
-            writer = connected(store, settings=of_drainer, kafka=kafka, session=None, acknowledge="visible")
+            writer = connected(store, settings=of_drainer, kafka=kafka, session=None)
             return JournalDrain(writer, prefix, ids.owner, keeps_open=self.keeps_open)
 
         super().__init__(
@@ -266,5 +266,5 @@ def replay_letters(store: TxnStateStore, settings: Settings, prefix: str, letter
     of_sql, owner = sql_store(store), f"{describe_owner('journal')} {uuid.uuid4().hex[:8]}"
     with leased_id(of_sql.leases, drainer_id(prefix), owner) as name:
         of_writer = settings.with_changes(transactional_id=name, lanes=1)
-        with connected(store, settings=of_writer, kafka=None, session=None, acknowledge="visible", uses=("writer",)) as writer:
+        with connected(store, settings=of_writer, kafka=None, session=None, uses=("writer",)) as writer:
             return replay(writer, DeadLetters(of_sql, drainer_id(prefix)), letters, JournalSource.message)

@@ -394,7 +394,7 @@ class Relay:
     def _open_writer(self, transactional_id: str) -> DualWriter[Any]:
         settings = self._settings.with_changes(transactional_id=transactional_id)
         kafka, uses = self._kafka, ("writer",)
-        return connected(self._store, settings=settings, kafka=kafka, session=None, acknowledge="visible", uses=uses)
+        return connected(self._store, settings=settings, kafka=kafka, session=None, uses=uses)
 
     def _open_drain(self, name: str) -> Drain:
         dead_letters = self._dead_letters if self._options.on_poison == "dead_letter" else None

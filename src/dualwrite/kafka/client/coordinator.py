@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
@@ -17,7 +16,7 @@ from dualwrite.kafka.base import (
     Message,
     NewProducerId,
 )
-from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, Inbox
+from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name, status_of, timeout_refused, two_phase_refused
 from dualwrite.kafka.client.log_messages import find_later, find_messages, read_messages
@@ -42,7 +41,7 @@ from dualwrite.kafka.client.requests import (
     settings_in,
     settings_request,
 )
-from dualwrite.kafka.client.retries import RetryingClient, TryAgainError, answers, check_response, check_retriable, result_of
+from dualwrite.kafka.client.retries import RetryingClient, TryAgainError, answers, check_response, check_retriable
 from dualwrite.state import Delivery, Fate, FoundMessages, Place, PreparedTxnState, TransactionDescription, TransactionStatus
 
 T = TypeVar("T")
@@ -56,14 +55,6 @@ _JUST: Final = 1.0
 
 A prepared transaction gets no more partitions; one that is to be aborted may, from an owner that was paused.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedCommit:
-    """An EndTxn(commit) that was sent on a connection, and its response once it has arrived in the inbox."""
-
-    connection: Connection
-    inbox: Inbox
 
 
 class WireTransactionCoordinator:
@@ -123,45 +114,6 @@ class WireTransactionCoordinator:
 
         found = self._once_led(endings, send, limit)
         return [found[each.kafka_transactional_id] for each in endings]
-
-    def request_commit(self, ending: EndingTransaction, *, timeout: Limit | None = None) -> RequestedCommit:
-        """Send the request of `end_all` without waiting for its response, which `requested_commit` reads.
-
-        Only on brokers with EndTxn v5, where the same request can be sent again at any time (KIP-890).
-
-        Raises:
-            BrokerUnavailableError: It could not be sent; or it was sent, and the connection broke.
-        """
-
-        def sent(address: Address, deadline: Deadline) -> RequestedCommit:
-            connection = self.network.connection(address, deadline)
-            inbox: Inbox = []
-            connection.send(self._end_request(ending, END_BY_EPOCH, connection), inbox, deadline)
-            return RequestedCommit(connection, inbox)
-
-        def send(addresses: Mapping[str, Address], deadline: Deadline) -> dict[str, RequestedCommit | Exception]:
-            return {name: result_of(partial(sent, address, deadline)) for name, address in addresses.items()}
-
-        return self._once_led([ending], send, timeout)[ending.kafka_transactional_id]
-
-    def requested_commit(self, requested: RequestedCommit, *, timeout: Limit | None = None) -> EndTxnResult | None:
-        """Wait for the response to `request_commit`. None: there is none, since the connection broke or the limit has passed.
-
-        After any response that does not prove the outcome, and without one, `end_transaction` finds out.
-        """
-
-        def read(deadline: Deadline) -> EndTxnResult | None:
-            try:
-                while not requested.inbox:
-                    if deadline.expired:
-                        return None
-                    requested.connection.receive(deadline.left)
-            except ConnectionLostError:
-                if not requested.inbox:
-                    return None
-            return _end_txn_result(requested.inbox[0][1])
-
-        return self._client.repeated(read, "the coordinator", timeout)
 
     def wait_for_leaders(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> None:
         """Wait until every partition of the id's ongoing transaction has a leader (rule FB)."""

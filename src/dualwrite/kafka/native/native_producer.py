@@ -37,7 +37,7 @@ from dualwrite.kafka.base import (
 )
 from dualwrite.kafka.client.brokers import Network
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import RequestedCommit, WireTransactionCoordinator
+from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.time_budget import NO_TIMEOUT_MS, TimeBudget, judged
 from dualwrite.kafka.messages import MAX_TIMESTAMP, TIMESTAMP, Columns, check_number
 from dualwrite.kafka.native.accumulator import RecordAccumulator
@@ -154,7 +154,6 @@ class NativeProducer(Sending):
         self._delivery: Delivery | None = None
         self._markers = MarkerWait(lambda limit: coordinator.describe(kafka_transactional_id, timeout=limit))
         self._registrar = Registrar(config, coordinator, kafka_transactional_id, two_phase=two_phase)
-        self._requested: RequestedCommit | None = None
         self._id_has_changed = False
 
     @property
@@ -396,20 +395,6 @@ class NativeProducer(Sending):
             self._flush(deadline)
         self._end(deadline, commit=True)
 
-    def request_commit(self, *, timeout: float = 60.0) -> None:
-        """Send EndTxn v5 for the prepared transaction. `commit_transaction` then reads the response, or sends it again.
-
-        Raises:
-            BrokerUnavailableError: It could not be sent within the time limit; call `commit_transaction`.
-        """
-        self._check_allowed("commit_transaction")
-        if not self._has_content and self._prepared is None:
-            return
-        self._state = ProducerState.UNCERTAIN
-        ending = self._ending(commit=True, just_written=self._budget.just_started)
-        self._requested = self._coordinator.request_commit(ending, timeout=Deadline(timeout))
-        self._markers.transaction_ended()  # about now, whenever the response is read
-
     def abort_transaction(self, *, timeout: float = 60.0) -> None:
         """EndTxn v5, which bumps the epoch: messages still in flight are rejected on arrival, and are not waited for."""
         self._check_allowed("abort_transaction")
@@ -496,14 +481,11 @@ class NativeProducer(Sending):
         self._state = ProducerState.UNCERTAIN if commit else ProducerState.ABORTING
         if not commit:
             self._sender.abandon(deadline)
-        requested, self._requested = self._requested, None
-        response = None
-        if commit and requested is not None:
-            response = self._coordinator.requested_commit(requested, timeout=deadline)
-        if response is None or not response.proven:
-            just_written = commit and requested is None and self._budget.just_started
-            (response,) = self._coordinator.end_all([self._ending(commit=commit, just_written=just_written)], timeout=deadline)
-            self._markers.transaction_ended()
+        # partitions that were just written to have leaders (rule FB)
+        at = time.monotonic() if commit and self._budget.just_started else -math.inf
+        ending = EndingTransaction(self._id, self._producer_id, self._epoch, commit, described_at=at)
+        (response,) = self._coordinator.end_all([ending], timeout=deadline)
+        self._markers.transaction_ended()
         if not response.proven:
             error = failure(response.code, "EndTxn", self._id, otherwise=BrokerError)
             if isinstance(error, ProducerFencedError):
@@ -513,11 +495,6 @@ class NativeProducer(Sending):
         self._producer_id, self._epoch = response.producer_id, response.epoch  # no calls from here on, so no KeyboardInterrupt
         self._prepared = None
         self._state = ProducerState.READY
-
-    def _ending(self, *, commit: bool, just_written: bool) -> EndingTransaction:
-        """What the coordinator is asked for; partitions that were just written to have leaders (rule FB)."""
-        at = time.monotonic() if just_written else -math.inf
-        return EndingTransaction(self._id, self._producer_id, self._epoch, commit, described_at=at)
 
     def _continue_as(self, identity: Identity) -> PreparedTxnState | None:
         """Write under this identity from now on; a prepared transaction of the id must be ended first."""
