@@ -236,6 +236,22 @@ def test_a_value_that_the_database_refuses_is_the_units_own_error(
         assert seen(tables) == dict.fromkeys(range(3), "red")
 
 
+def test_a_value_that_is_refused_before_a_copy(pool: WriterPool[Any], scene: Scene, tables: sa.Engine) -> None:
+    """Which is sent by itself, after what waits."""
+
+    def copy(tx: Transaction, number: int) -> None:
+        cursor = tx.db.connection.cursor() if isinstance(tx.db, sa.Connection) else tx.db.cursor()
+        with cursor.copy("COPY seen (number) FROM STDIN") as rows:
+            rows.write_row([number])
+        only_send(tx, scene, number)
+
+    settings: list[Local] = [RED, {"plpgsql.variable_conflict": "bogus"}, GREEN, NONE]
+    futures = in_one_group(pool, *((local, partial(copy, number=n)) for n, local in enumerate(settings)))
+    assert isinstance(futures[1].exception(), psycopg.errors.InvalidParameterValue)
+    assert [futures[n].exception() for n in (0, 2, 3)] == [None] * 3
+    assert seen(tables) == {0: "red", 2: "green", 3: ""}
+
+
 def test_the_value_of_the_session_comes_back(scene: Scene, tables: sa.Engine) -> None:
     engine = sa.create_engine(scene.url)
 
