@@ -384,7 +384,7 @@ class StoreDialect(ABC):
     """See TxnStateStore."""
 
     def has_deferred_triggers(self, connection: Connection) -> bool:
-        """Whether users have made triggers that run at COMMIT; called only if it `has_local_settings`."""
+        """Whether users have made triggers that may run at COMMIT; called only if it `has_local_settings`."""
         del connection
         return False
 

@@ -47,7 +47,7 @@ def change(in_force: InForce, wanted: Mapping[str, str]) -> Change | None:
 
 
 class DeferredTriggers:
-    """Whether the database has triggers that run at COMMIT: there, they would read the settings of the last unit.
+    """Whether the database has triggers that may run at COMMIT: there, they would read the settings of the last unit.
 
     The answer is remembered for a second. Threads may share it: a lost update costs a query.
     """

@@ -124,7 +124,8 @@ _OWN_FUNCTIONS: Final = text(
     "WHERE d.classid = CAST('pg_catalog.pg_proc' AS pg_catalog.regclass) AND d.objid = p.oid AND d.deptype = 'e'))"
 )
 """PostgreSQL's own objects have an oid below 16384; `e` is a part of an extension. The cast cuts names as PostgreSQL does."""
-_DEFERRED_TRIGGERS: Final = text("SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger WHERE tginitdeferred AND NOT tgisinternal)")
+_DEFERRED_TRIGGERS: Final = text("SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger WHERE tgdeferrable AND NOT tgisinternal)")
+"""A trigger may defer those that are initially immediate."""
 _TABLES: Final = text(
     "SELECT c.relname, n.nspname, pg_catalog.pg_backend_pid() AS pid FROM pg_catalog.pg_class c "
     "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
