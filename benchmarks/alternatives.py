@@ -41,6 +41,8 @@ from orders import (
     insert_psycopg,
 )
 
+UNDECLARED: Final = "undeclared"
+DECLARED: Final = "declared"
 THREADS: Final = "threads"
 ASYNCIO: Final = "asyncio"
 KINDS: Final = (THREADS, ASYNCIO)
@@ -101,7 +103,7 @@ class Case:
 
     Each caller waits for the result before its next order. `round_trip` is the seconds of a round trip to the servers, or 0
     without a network. `pool_size` None is what the pool chooses; `debits`: an order also debits an account; `tenants`: it sets
-    its tenant first, as a service with row-level security does.
+    its tenant first, as a service with row-level security does, or its pool does that (`DECLARED`).
     """
 
     alternative: str
@@ -112,7 +114,7 @@ class Case:
     processes: int = 1
     pool_size: int | None = None
     debits: bool = False
-    tenants: bool = False
+    tenants: str | None = None
 
     @property
     def point(self) -> tuple[float, str, str, int]:
@@ -129,9 +131,14 @@ class Case:
         return f"{self.callers} {self.kind}, {self.handle}{distance}, {TITLES[self.alternative]}"
 
     @property
+    def declares(self) -> bool:
+        """Whether its pool is given the tenants."""
+        return self.tenants == DECLARED and self.alternative in POOLS
+
+    @property
     def insert(self) -> Callable[[Any, Order], None]:
         """The database's part of an order, through a synchronous connection."""
-        if self.tenants:
+        if self.tenants is not None and not self.declares:
             return insert_of_a_tenant
         return insert_psycopg if self.handle == PSYCOPG else debit_and_insert if self.debits else insert_core
 
@@ -302,11 +309,12 @@ def for_threads(case: Case, target: Target, callers: range) -> Iterator[Opened]:
 
             def place_in_pool(caller: int, order: Order) -> None:
                 del caller
+                local = {"app.tenant": order.key} if case.declares else None
                 if case.alternative == OWN:
-                    with pool.transaction() as tx:
+                    with pool.transaction(local=local) as tx:
                         _unit(tx, insert, topic, order)
                 else:
-                    pool.run(_unit, insert, topic, order)
+                    (pool if local is None else pool.with_options(local=local)).run(_unit, insert, topic, order)
 
             yield Opened(place_in_pool, pool)
         else:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from alternatives import ALTERNATIVES, CORE, HANDLES, KINDS, OWN, THREADS, WRITERS, Case
+from alternatives import ALTERNATIVES, CORE, DECLARED, HANDLES, KINDS, OWN, THREADS, UNDECLARED, WRITERS, Case
 from comparison import compare
 from options import add_servers, count, counts, parser_of, positive, round_trips, some_of
 
@@ -33,7 +33,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         default=32,
         help="measure a writer per caller up to this many callers; pool.transaction() has at most as many",
     )
-    add("--tenants", action="store_true", help="each order sets its tenant first, for row-level security (threads, Core)")
+    tenants = "each order sets its tenant first, for row-level security (threads, Core); declared: pools are given the tenant"
+    add("--tenants", nargs="?", const=UNDECLARED, choices=(UNDECLARED, DECLARED), help=tenants)
     add("--quick", action="store_true", help="short and without the warm-up round, to see the output")
     add("--json", type=Path, metavar="FILE", help="write every figure to this file")
     add_servers(parser)

@@ -3,11 +3,13 @@
 python -m pool.tenants_worker URL BOOTSTRAP PREFIX TOPIC FIRST CALLERS
 
 A unit sets its tenant in one of the ways that a service would choose, and writes a row whose tenant the database fills in with
-what is set, next to the one that it means. Every fourth unit has no tenant: it must see no row, and can't write one. A unit
-prints `wrong N …` if it sees something of another one; otherwise the lines are those of `pool.soak_worker`.
+what is set, by a default and by a trigger, next to the one that it means. Every fourth unit has no tenant: it must see no row,
+and can't write one. A unit prints `wrong N …` if it sees something of another one; otherwise the lines are those of
+`pool.soak_worker`.
 
 HANDLE is what the units get: `core` (SQLAlchemy), `psycopg` (with the pipeline), `aio` (coroutines), or `processor`: the
-numbers are messages of the topic SOURCE. With NO_WATCH, settings of units are not looked for.
+numbers are messages of the topic SOURCE. With NO_WATCH, settings of units are not looked for. With DECLARED, most units do not
+set their tenant but declare it, and some of them fail at their end; with NO_RESET, what a unit has declared stays for the next.
 """
 
 import asyncio
@@ -29,6 +31,7 @@ import dualwrite
 from crash.worker import say, settings, timeouts
 from dualwrite import Transaction, aio
 from dualwrite.processor import DualProcessor, ProcessorOptions
+from dualwrite.stores.sql import local_settings, postgresql_outgoing
 from dualwrite.stores.sql.isolation import StatementWatch
 from fixtures.pace import LIMIT
 from pool.pool_scene import psycopg_store
@@ -39,7 +42,11 @@ PER_CALLER: Final = 20_000
 SCHEMA: Final = (
     "DROP TABLE IF EXISTS orders, visits",
     "DO $$ BEGIN CREATE ROLE app LOGIN NOSUPERUSER; EXCEPTION WHEN duplicate_object THEN NULL; END $$",
-    "CREATE TABLE orders (number int PRIMARY KEY, meant text, tenant text DEFAULT current_setting('app.tenant', true))",
+    """CREATE TABLE orders (number int PRIMARY KEY, meant text, tenant text DEFAULT current_setting('app.tenant', true),
+    by_trigger text)""",
+    """CREATE OR REPLACE FUNCTION note_tenant() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN NEW.by_trigger := current_setting('app.tenant', true); RETURN NEW; END $$""",
+    "CREATE TRIGGER note_tenant BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION note_tenant()",
     "ALTER TABLE orders ENABLE ROW LEVEL SECURITY",
     "CREATE POLICY own_rows ON orders USING (tenant = nullif(current_setting('app.tenant', true), ''))",
     "CREATE TABLE visits (number int PRIMARY KEY)",
@@ -53,6 +60,8 @@ SCHEMA: Final = (
 by_event: ContextVar[str | None] = ContextVar("by_event", default=None)
 """The tenant, for listeners of the Session or of the Engine."""
 by_session: ContextVar[str | None] = ContextVar("by_session", default=None)
+by_pool: ContextVar[str | None] = ContextVar("by_pool", default=None)
+"""For the pool's function."""
 Way = Callable[[Any, str], object]
 
 
@@ -104,7 +113,32 @@ def tenant_of(number: int) -> str | None:
     return TENANTS[number % len(TENANTS)]
 
 
-def next_way() -> Way:
+def declares(number: int) -> bool:
+    """Whether a unit declares its tenant, or none, if it has none."""
+    return "DECLARED" in os.environ and number % 5 > 0
+
+
+def local_of(number: int) -> dict[str, str] | None:
+    """What a call declares itself. Every other one leaves that to the pool's function, in the caller's context."""
+    tenant = tenant_of(number) if declares(number) else None
+    is_by_pool = number % 3 == 0
+    by_pool.set(tenant if is_by_pool else None)
+    return None if tenant is None or is_by_pool else {"app.tenant": tenant}
+
+
+def of_context() -> dict[str, str]:
+    tenant = by_pool.get()
+    return {} if tenant is None else {"app.tenant": tenant}
+
+
+def may_fail(number: int) -> None:
+    if declares(number) and number % 11 == 0:
+        raise KeyError(number)
+
+
+def next_way(number: int) -> Way:
+    if declares(number):
+        return lambda *_: None
     ways = list(WAYS["psycopg" if handle() == "psycopg" else "core"].values())
     return ways[next(numbers) % len(ways)]
 
@@ -139,13 +173,13 @@ def anew(unit: Any, number: int) -> Any:
 
 
 def made(topic: str, number: int) -> Callable[[Transaction], None]:
-    way = next_way()
+    way = next_way(number)
 
     def unit(tx: Transaction) -> None:
         event, session = by_event.set(None), by_session.set(None)
         try:
             if handle() == "core" and number % 7 == 0 and tenant_of(number) is not None:
-                by_session.set(tenant_of(number))
+                by_session.set(None if declares(number) else tenant_of(number))
                 write(tx.session.connection(), number, lambda *_: None)
             else:
                 write(tx.db, number, way)
@@ -153,15 +187,16 @@ def made(topic: str, number: int) -> Callable[[Transaction], None]:
             by_event.reset(event)
             by_session.reset(session)
         tx.send(topic, str(number))
+        may_fail(number)
 
     return anew(unit, number)  # type: ignore[no-any-return]  # the same function
 
 
 def made_coroutine(topic: str, number: int) -> Any:
-    way = next_way()
+    way = next_way(number)
 
     async def unit(tx: aio.AsyncTransaction) -> None:
-        if number % 3:
+        if number % 3 or declares(number):
             await tx.db.run_sync(write, number, way)
         else:
             tenant = tenant_of(number)
@@ -169,6 +204,7 @@ def made_coroutine(topic: str, number: int) -> Any:
                 await tx.session.execute(sa.select(sa.func.set_config("app.tenant", tenant, True)))
             await tx.db.run_sync(write, number, lambda *_: None)
         tx.send(topic, str(number))
+        may_fail(number)
 
     return anew(unit, number)
 
@@ -202,12 +238,13 @@ def report(number: int, error: BaseException | None) -> None:
 
 def call(pool: dualwrite.WriterPool[Any], topic: str, first: int) -> None:
     for number in range(first, first + PER_CALLER):
-        report(number, pool.submit(made(topic, number)).exception())
+        report(number, pool.with_options(local=local_of(number)).submit(made(topic, number)).exception())
 
 
 async def call_aio(pool: aio.AsyncWriterPool[Any], topic: str, first: int) -> None:
     for number in range(first, first + PER_CALLER):
-        (error,) = await asyncio.gather(pool.run(made_coroutine(topic, number)), return_exceptions=True)
+        running = pool.with_options(local=local_of(number)).run(made_coroutine(topic, number))
+        (error,) = await asyncio.gather(running, return_exceptions=True)
         report(number, error)
 
 
@@ -231,10 +268,13 @@ def process(pool: dualwrite.WriterPool[Any], bootstrap: str, topic: str) -> None
 def main() -> None:
     if "NO_WATCH" in os.environ:
         StatementWatch.see_call = lambda *_, **__: None  # type: ignore[method-assign]
+    if "NO_RESET" in os.environ:
+        change = local_settings.change
+        postgresql_outgoing.change = lambda in_force, wanted: change(in_force, {**in_force, **wanted})
     url, bootstrap, prefix, topic = sys.argv[1:5]
     first, callers = map(int, sys.argv[5:7])
     firsts = [first + caller * PER_CALLER for caller in range(callers)]
-    options = dualwrite.PoolOptions(timeout=LIMIT, lease=5)
+    options = dualwrite.PoolOptions(timeout=LIMIT, lease=5, local=of_context if "DECLARED" in os.environ else None)
     given: dict[str, Any] = {"kafka": settings(bootstrap), "prefix": prefix, "options": options, "timeouts": timeouts()}
     with opened(url) as database:
         if handle() == "aio":

@@ -630,6 +630,39 @@ PROMISES: Final = (
         "is_behind = False",
         ("pool/test_units_are_isolated.py::test_units_with_a_key_keep_their_order_beside_one_that_runs_alone",),
     ),
+    # --- settings that units declare ------------------------------------------------------------------------------------------
+    Removal(
+        "a unit does not have the settings that the one before has declared",
+        "stores/sql/local_settings.py",
+        "    for name in {**in_force, **wanted}:\n",
+        "    for name in wanted:\n",
+        (
+            "pool/test_local_settings.py::test_units_with_different_settings_share_a_commit",
+            "pool/test_local_settings.py::test_the_value_of_the_session_comes_back",
+            "pool/test_local_settings.py::test_policies_see_the_setting_of_each_unit",
+        ),
+    ),
+    Removal(
+        "a setting that was undone with its unit is set again for the next one",
+        "stores/sql/postgresql_outgoing.py",
+        "        self._change, self._in_force = None, self._in_force_before_unit\n",
+        "        self._change = None\n",
+        ("pool/test_local_settings.py::test_a_unit_that_fails_leaves_no_setting",),
+    ),
+    Removal(
+        "a setting that the database refuses fails the unit alone",
+        "stores/sql/postgresql_outgoing.py",
+        "        self._check(results[:count])\n        self._raise_failed(results[count:])\n",
+        "        self._check(results)\n",
+        ("pool/test_local_settings.py::test_a_value_that_is_refused_before_a_copy",),
+    ),
+    Removal(
+        "triggers that run at COMMIT see the settings of their units",
+        "pool/group.py",
+        " or not database.may_set_local(call.local)",
+        "",
+        ("pool/test_local_settings.py::test_triggers_that_run_at_commit",),
+    ),
     # --- the console ------------------------------------------------------------------------------------------------------
     Removal(
         "a viewer can't act",

@@ -18,7 +18,7 @@ from store_scene import ID, STATE, Order, assert_nothing_is_checked_out, first_c
 
 from dualwrite.errors import FencedError, StateTableMissingError, StoreUnavailableError, TransactionControlError
 from dualwrite.stores.base import Claim, StoreTransaction
-from dualwrite.stores.sql import SqlStateStore
+from dualwrite.stores.sql import SqlStateStore, local_settings
 from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import TcpProxy
 from fixtures.pace import LIMIT
@@ -105,6 +105,23 @@ def test_units_with_a_savepoint_each_take_a_round_trip_each(
     commit(transaction, 2)
     assert postgres_proxy.exchanges == before + 4
     assert rows(proxied_store.engine) == 3
+
+
+def test_settings_take_no_round_trip(
+    store: SqlStateStore, claim: Claim, postgres_proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_settings, "_REMEMBERED_SECONDS", LIMIT)
+    for number in (2, 3):  # the first one also asks what the statement calls, and what runs at COMMIT
+        transaction, before = store.begin_soon(claim), postgres_proxy.exchanges
+        for place, tenant in enumerate(("red", "red", "green")):
+            assert transaction.may_set_local({"app.tenant": tenant})
+            transaction.begin_unit()
+            transaction.set_local({"app.tenant": tenant})
+            write(transaction, 3 * number + place)
+            transaction.end_unit()
+        assert postgres_proxy.exchanges == before + 3 or number == 2
+        commit(transaction, number)
+    assert rows(store.engine) == 6
 
 
 def test_the_check_alone(store: SqlStateStore, claim: Claim, postgres_proxy: TcpProxy) -> None:

@@ -19,6 +19,7 @@ from dualwrite.deadline import Limit
 from dualwrite.errors import InvalidMessageError, PoolTimeoutError, UnknownTopicError
 from dualwrite.observability import tracing
 from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls
+from dualwrite.pool.declared import NONE, Local
 from dualwrite.pool.pool import BoundPool
 from dualwrite.pool.pool_ids import FixedIds
 from dualwrite.pool.writers import Writers
@@ -126,15 +127,20 @@ class Threads:
         self.sent: Any = Sent()
         self._writers = Writers("shop", FixedIds("shop"))
 
-    def with_options(self, *, key: Any = None, timeout: float | None = None, alone: bool | None = None) -> BoundPool[Any]:
+    def with_options(
+        self, *, key: Any = None, timeout: float | None = None, alone: bool | None = None, local: Local = NONE
+    ) -> BoundPool[Any]:
         limit = self.options.timeout if timeout is None else timeout
         options: Any = {"is_retriable": lambda _: False, "timeout": limit, "alone": bool(alone), "key": key}
+        options["declared"] = SimpleNamespace(of_call=lambda local: local)
         nobody: Any = SimpleNamespace(called=lambda: None)
-        return BoundPool(self.waiting, nobody, self._writers, lambda *_, **__: None, "shop", **options)
+        bound: BoundPool[Any] = BoundPool(self.waiting, nobody, self._writers, lambda *_, **__: None, "shop", **options)
+        bound.local = local
+        return bound
 
     @contextmanager
-    def transaction(self, *, timeout: Limit) -> Iterator[Transaction]:
-        del timeout
+    def transaction(self, *, timeout: Limit, local: Local) -> Iterator[Transaction]:
+        del timeout, local
         self.open += 1
         yield Transaction(self.sent)
 

@@ -8,7 +8,7 @@ import copy
 import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Hashable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
@@ -38,6 +38,7 @@ from dualwrite.errors import NestedTransactionError, UsageError
 from dualwrite.observability.health import CHECK_LIMIT, PoolHealth
 from dualwrite.observability.readings import Reading
 from dualwrite.opening import Database
+from dualwrite.pool.declared import local_on_connection
 from dualwrite.pool.pool import BoundPool, WriterPool, joining
 from dualwrite.pool.scaling import PoolOptions
 from dualwrite.settings import Settings
@@ -208,14 +209,18 @@ class AsyncWriterPool(Generic[A]):
         return self._pool.join(session)
 
     @overload
-    def transaction(self, *, timeout: float | None = None) -> AbstractAsyncContextManager[AsyncTransaction[A]]: ...
+    def transaction(
+        self, *, timeout: float | None = None, local: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[AsyncTransaction[A]]: ...
 
     @overload
     def transaction(
         self, *, connection: object, timeout: float | None = None
     ) -> AbstractAsyncContextManager[Transaction[Any]]: ...
 
-    def transaction(self, *, connection: Any = None, timeout: float | None = None) -> AbstractAsyncContextManager[Any]:
+    def transaction(
+        self, *, connection: Any = None, timeout: float | None = None, local: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[Any]:
         """Begin a separate transaction on a free writer: `async with pool.transaction() as tx`; see `WriterPool.transaction`.
 
         If the block is cancelled, both sides have been rolled back when CancelledError leaves it. A cancellation during the
@@ -227,22 +232,25 @@ class AsyncWriterPool(Generic[A]):
                 `WriterPool.transaction`.
                 `tx.send` is not awaited then either.
             timeout: Seconds to wait for a writer, instead of the pool's `timeout`.
+            local: As for `WriterPool.transaction`.
 
         Raises:
             PoolTimeoutError: No writer was free within the limit.
-            UsageError: Called in an event loop other than the pool's.
+            UsageError: Called in an event loop other than the pool's; or as for `WriterPool.transaction`.
             NestedTransactionError: Called from a unit of this pool.
             DualWriteError: As for `DualWriter.transaction`.
         """
         self._check("transaction()")
         if connection is not None:
+            if local:
+                raise local_on_connection()
             return joining(self._pool).on_async_connection(connection, timeout)
-        return self._transaction(timeout)
+        options = self.with_options(timeout=timeout, local=local)
+        return self._transaction(options._bound)  # noqa: SLF001  (of the same class)
 
     @asynccontextmanager
-    async def _transaction(self, timeout: float | None) -> AsyncIterator[AsyncTransaction[A]]:  # noqa: ASYNC109  (as above)
+    async def _transaction(self, bound: BoundPool[Any]) -> AsyncIterator[AsyncTransaction[A]]:
         handoff = Handoff("transaction()", self._calls, self._pool)
-        bound = self._bound if timeout is None else self._pool.with_options(timeout=timeout)  # which checks it
         job = await self._begin(handoff, bound)
         try:
             tx = await handoff.receive(job)
@@ -276,7 +284,12 @@ class AsyncWriterPool(Generic[A]):
         return await asyncio.to_thread(self._pool.cancel, cancel_id)
 
     def with_options(
-        self, *, key: Hashable = None, timeout: float | None = None, alone: bool | None = None
+        self,
+        *,
+        key: Hashable = None,
+        timeout: float | None = None,
+        alone: bool | None = None,
+        local: Mapping[str, str] | None = None,
     ) -> AsyncWriterPool[A]:
         """This pool with an ordering key, or other options; see `WriterPool.with_options`.
 
@@ -289,6 +302,7 @@ class AsyncWriterPool(Generic[A]):
             key=before.key if key is None else key,
             timeout=before.timeout if timeout is None else timeout,
             alone=before.alone if alone is None else alone,
+            local={**before.local, **(local or {})},
         )
         return other
 
@@ -431,7 +445,7 @@ class AsyncWriterPool(Generic[A]):
         job.add_done_callback(lambda _: self._calls.add(self._threads.release))
 
         def run() -> None:
-            with self._pool.transaction(timeout=limit) as begun:
+            with self._pool.transaction(timeout=limit, local=bound.local) as begun:
                 handoff.hand_over(begun)
 
         in_context = contextvars.copy_context().run

@@ -18,6 +18,7 @@ from dualwrite.observability import observers, tracing
 from dualwrite.observability.events import UnitEnded
 from dualwrite.observability.logs import SubjectLogger
 from dualwrite.observability.tracing import UndoneError, UnitTrace
+from dualwrite.pool.declared import NONE, Local
 from dualwrite.transaction import Transaction, UnitTransaction
 from dualwrite.transactional import check_has_run, name_of
 
@@ -39,6 +40,7 @@ class UnitCall:
     Attributes:
         key: Units with the same key run in the order of their calls; None: no ordering.
         alone: Whether it must have a transaction of its own.
+        local: The settings that it declares.
         future: What the caller waits for.
         name: The unit's name, for messages.
         number: Later calls have higher ones.
@@ -48,7 +50,7 @@ class UnitCall:
 
     __slots__ = (
         *("_args", "_beginning", "_begun", "_began_at", "_context", "_error", "_kwargs", "_prefix", "_result", "_trace"),
-        *("alone", "conflicts", "created", "future", "key", "name", "number", "unit"),
+        *("alone", "conflicts", "created", "future", "key", "local", "name", "number", "unit"),
     )
 
     def __init__(
@@ -60,6 +62,7 @@ class UnitCall:
         *,
         prefix: str = "",
         alone: bool = False,
+        local: Local = NONE,
     ) -> None:
         self._prefix = prefix
         self._trace: UnitTrace | None = None
@@ -67,6 +70,7 @@ class UnitCall:
         self.unit = unit
         self.key = key
         self.alone = alone
+        self.local = local
         self.name = name_of(unit)
         self.number = next(_numbers)
         self.created = time.monotonic()

@@ -11,7 +11,8 @@ The units run one after another; their messages are sent after the last unit, an
    group's, if that one may have committed.
 
 A unit that is about to change what the units after it see, such as a setting, is undone and set aside. After the group it runs
-in a transaction of its own, and later calls of its function do so at once (`AloneUnits`). A unit that the database has rolled
+in a transaction of its own, and later calls of its function do so at once (`AloneUnits`). Settings that a unit declares are
+changed between the units instead (`StoreTransaction.set_local`). A unit that the database has rolled
 back because of another transaction, perhaps of another group, runs again in a later group (`conflicted`).
 """
 
@@ -47,6 +48,7 @@ from dualwrite.observability.logs import SubjectLogger, if_unexpected
 from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls
 from dualwrite.pool.scaling import Sizing
 from dualwrite.pool.writers import Writers
+from dualwrite.stores.store_transaction import StoreTransaction
 from dualwrite.transaction import OpenTransaction, UnitTransaction
 from dualwrite.transactional import MAX_SWITCHES
 from dualwrite.writer import DualWriter
@@ -299,6 +301,7 @@ class Group:
         whole.store_transaction.watch(shares=False)
         unit = UnitTransaction(whole)
         try:
+            whole.store_transaction.set_local(call.local)
             call.run(unit)
             unit.end_unit()  # flushes its pending changes: an error here is the unit's own, and nothing is in doubt
         except BaseException as error:  # noqa: BLE001  (it is delivered to the caller)
@@ -339,6 +342,7 @@ class Group:
             for call in self._growing(whole, messages):
                 running = call
                 with UnitTransaction(whole) as unit:
+                    database.set_local(call.local)
                     call.run(unit)
                     unit.end_unit()
                 messages += unit.messages
@@ -368,6 +372,7 @@ class Group:
             whole.store_transaction.begin_unit()
             unit = UnitTransaction(whole)
             try:
+                whole.store_transaction.set_local(call.local)
                 call.run(unit)
                 unit.end_unit()
             except BaseException as error:  # noqa: BLE001  (it is delivered to the caller)
@@ -395,7 +400,7 @@ class Group:
             if not call.begin() or self._follows_conflicted(call):
                 del self._calls[place]
                 continue
-            if self._must_wait(call):
+            if self._must_wait(call, database):
                 self._aside.append(call)
                 del self._calls[place]
                 continue
@@ -417,10 +422,13 @@ class Group:
             elif place == len(self._calls):
                 self._grow()
 
-    def _must_wait(self, call: UnitCall) -> bool:
-        """Whether a call runs after the group: its function must run alone, or a call with its key that came before does."""
+    def _must_wait(self, call: UnitCall, database: StoreTransaction) -> bool:
+        """Whether a call runs after the group: a call with its key that came before does, or its function must run alone.
+
+        Or its settings would be seen by something that the units before it have left for the COMMIT.
+        """
         is_behind = call.key is not None and any(call.key == other.key for other in self._aside)
-        return is_behind or self._shared.alone.goes_alone(call)
+        return is_behind or self._shared.alone.goes_alone(call) or not database.may_set_local(call.local)
 
     def _set_aside(self, call: UnitCall, refused: str) -> None:
         """Take a call out of the group, whose unit is undone, and run its function alone from now on."""

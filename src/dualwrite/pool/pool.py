@@ -7,7 +7,7 @@ import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +22,7 @@ from dualwrite.observability.logs import SubjectLogger
 from dualwrite.observability.outages import database_at
 from dualwrite.observability.readings import Reading, add_source, remove_source
 from dualwrite.pool.calls import AloneUnits, UnitCall, WaitingCalls, in_callback
+from dualwrite.pool.declared import NONE, Declared, Local, local_on_connection
 from dualwrite.pool.group import SavepointPolicy, Shared
 from dualwrite.pool.joining import Joining, Savepoints, UsersUnit, claimed_first
 from dualwrite.pool.pool_ids import Adoption, FixedIds, Ids, LeasedIds
@@ -53,6 +54,7 @@ class BoundPool(Generic[H]):
         timeout: Seconds that `run` waits for its unit to start.
         alone: Whether units run in transactions of their own.
         key: The ordering key, or None.
+        local: The settings that calls declare, besides those of the pool's function.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class BoundPool(Generic[H]):
         is_retriable: Callable[[BaseException], bool],
         timeout: float,
         alone: bool,
+        declared: Declared,
         key: Hashable = None,
         runs_here: bool = False,
     ) -> None:
         self._runs_here = runs_here
+        self._declared = declared
         self._waiting = waiting
         self._workers = workers
         self._writers = writers
@@ -79,9 +83,10 @@ class BoundPool(Generic[H]):
         self.timeout = timeout
         self.alone = alone
         self.key = key
+        self.local: Local = NONE
 
     def run(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        call = UnitCall(unit, args, kwargs, self.key, prefix=self._prefix, alone=self.alone)
+        call = self._call(unit, args, kwargs)
         check_may_block(f"run({call.name})", "await pool.run(…)")
         future: Future[T] = call.future
         if self._runs_here and self.key is None:
@@ -102,9 +107,13 @@ class BoundPool(Generic[H]):
             raise
 
     def submit(self, unit: Callable[Concatenate[Transaction[H], P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        call = UnitCall(unit, args, kwargs, self.key, prefix=self._prefix, alone=self.alone)
+        call = self._call(unit, args, kwargs)
         self._submit(call, waits=False)
         return call.future
+
+    def _call(self, unit: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> UnitCall:
+        local = self._declared.of_call(self.local)
+        return UnitCall(unit, args, kwargs, self.key, prefix=self._prefix, alone=self.alone, local=local)
 
     def _submit(self, call: UnitCall, *, waits: bool) -> None:
         """Put a call into the queue; `waits`: the caller will wait for it, which a thread of the pool can't."""
@@ -161,7 +170,7 @@ class WriterPool(Generic[H]):
         ask_kafka: Asks the coordinators about ids, as Kafka sees them, within some seconds; raises if they don't answer.
 
     Raises:
-        ConfigurationError: `size` is out of range.
+        ConfigurationError: `size` is out of range, or there is an option `local` without PostgreSQL.
         DualWriteError: As for `DualWriter.open`; or no ids could be leased.
     """
 
@@ -185,6 +194,7 @@ class WriterPool(Generic[H]):
         self._asking = Asking()
         if size is not None:
             self._options.check_size(size)
+        self._declared = Declared(store, self._options.local)
         self._prefix = prefix
         self._store = store
         self._settings = settings
@@ -245,14 +255,14 @@ class WriterPool(Generic[H]):
             is_retriable=self._is_retriable,
             timeout=self._options.timeout,
             alone=self._options.alone or is_journaled,
+            declared=self._declared,
             runs_here=is_journaled,
         )
         self._joining = Joining(prefix, store, self._writer_for_users, can_wait=is_journaled)
         self._pid = process.pid
         self._closing = threading.RLock()  # also for `resize`
         self._is_in_progress = False  # one of the two, in the thread that has the lock
-        self._is_closed = False  # no new calls
-        self._has_ended = False
+        self._is_closed = self._has_ended = False  # no new calls; nothing is left to do
         if isinstance(self._ids, LeasedIds):
             self._ids.on_lost = self._writers.remove
         try:
@@ -381,16 +391,27 @@ class WriterPool(Generic[H]):
         """
         return self._bound.submit(unit, *args, **kwargs)
 
-    def with_options(self, *, key: Hashable = None, timeout: float | None = None, alone: bool | None = None) -> BoundPool[H]:
+    def with_options(
+        self,
+        *,
+        key: Hashable = None,
+        timeout: float | None = None,
+        alone: bool | None = None,
+        local: Mapping[str, str] | None = None,
+    ) -> BoundPool[H]:
         """This pool with an ordering key, or other options: `pool.with_options(key=customer).run(unit)`.
 
         Args:
             key: Units with the same key are committed in the order of their calls, and their messages sent in that order.
             timeout: Seconds that `run` waits for its unit to start; `submit` has no limit.
             alone: Whether units run in transactions of their own, instead of the pool's option; see PoolOptions.
+            local: Settings of PostgreSQL that the statements of the units see, with a dot in their names, such as
+                `{"app.tenant": "acme"}`; over those of the pool's function (PoolOptions). Each has its value from the unit's
+                first statement on. For other units it has the one that they declare, or the one of the session.
 
         Raises:
-            UsageError: The key has no hash.
+            UsageError: The key has no hash; a setting has another name, or a value that is not a str; or the database is not
+                PostgreSQL.
             ConfigurationError: The time limit is not a number of seconds from 0 to 1000000.
         """
         try:
@@ -400,7 +421,7 @@ class WriterPool(Generic[H]):
                 f"An ordering key must be hashable: {error}.", next_step="use a str, an int, or a tuple of them"
             ) from error
         bound = copy.copy(self._bound)
-        bound.key, bound.timeout = key, self._seconds(timeout)
+        bound.key, bound.timeout, bound.local = key, self._seconds(timeout), self._declared.checked(local)
         if alone is not None:
             bound.alone = alone
         return bound
@@ -449,7 +470,9 @@ class WriterPool(Generic[H]):
         return error.retriable if isinstance(error, DualWriteError) else self._store.passes(error)
 
     @contextmanager
-    def transaction(self, *, connection: Any = None, timeout: Limit | None = None) -> Iterator[Transaction[H]]:
+    def transaction(
+        self, *, connection: Any = None, timeout: Limit | None = None, local: Mapping[str, str] | None = None
+    ) -> Iterator[Transaction[H]]:
         """Begin a separate transaction on a free writer; otherwise like `DualWriter.transaction`.
 
         Args:
@@ -458,19 +481,24 @@ class WriterPool(Generic[H]):
                 for `join`, the messages are sent at the end of the block, and no writer is needed before; but nobody sees your
                 savepoints: what was sent in one is sent even if it is rolled back. Leave the transaction's end to the block.
             timeout: Seconds to wait for a writer, or a deadline, instead of the pool's `timeout`.
+            local: As for `with_options`; not with `connection`, on which you set them yourself.
 
         Raises:
             PoolTimeoutError: No writer was free within the limit.
-            UsageError: As for `run`.
+            UsageError: As for `run` and `with_options`; or `local` is given with `connection`.
             ConfigurationError: As for `with_options`.
             DualWriteError: As for `DualWriter.transaction`.
         """
         check_may_block("transaction()", "async with pool.transaction() as tx")
         self._check("transaction()")
+        own = self._declared.checked(local)
         if connection is not None:
+            if own:
+                raise local_on_connection()
             with self._joining.on_connection(connection, timeout) as joined:
                 yield joined
             return
+        settings = self._declared.of_call(own)
         limit, fenced_until = self._limit(timeout), self._limit(None)
         has_begun = False
         while not has_begun:
@@ -481,6 +509,7 @@ class WriterPool(Generic[H]):
                     with writer.checked_transaction() as begun:
                         has_begun = True
                         opened(begun).store_transaction.watch(shares=False)
+                        opened(begun).store_transaction.set_local(settings)
                         yield begun
                 except FencedError as error:
                     if has_begun or not self._writers.can_continue(fenced_until):

@@ -21,6 +21,7 @@ from typing import Final
 from dualwrite.errors import UsageError
 from dualwrite.observability.logs import SubjectLogger
 from dualwrite.pool.calls import UnitCall
+from dualwrite.pool.declared import Local, check_function
 from dualwrite.pool.writers import Writers
 from dualwrite.settings import (
     Acknowledge,
@@ -95,9 +96,13 @@ class PoolOptions:
         journal: How much that table may contain; then units fail.
         alone: Run each unit in a transaction of its own. Needed only for units that change settings of the session in a way
             that can't be seen (docs/guides/pool.md); `with_options(alone=True)` does it for single units.
+        local: Called without arguments for each call of `run`, `submit` and `transaction()`, in the caller's context, so it may
+            read a ContextVar. It returns the settings of PostgreSQL that the call's statements shall see, such as
+            `{"app.tenant": "acme"}` for row-level security (docs/guides/pool.md). Units with different settings share a commit.
+            Not for transactions on connections of yours.
 
     Raises:
-        ConfigurationError: A value is out of range.
+        ConfigurationError: A value is out of range, or `local` is not a function.
     """
 
     acknowledge: Acknowledge = "visible"
@@ -109,6 +114,7 @@ class PoolOptions:
     alone: bool = False
     when_kafka_is_down: WhenKafkaIsDown = "fail"
     journal: JournalLimits = JournalLimits()  # noqa: RUF009  (it is immutable)
+    local: Callable[[], Local] | None = None
 
     def __post_init__(self) -> None:
         if validate_acknowledge(self.acknowledge) == "journaled":
@@ -118,6 +124,7 @@ class PoolOptions:
         for name in ("timeout", "lease"):
             check_seconds(name, getattr(self, name))
         validate_when_kafka_is_down(self.when_kafka_is_down)
+        check_function(self.local)
 
     @property
     def is_journaled(self) -> bool:

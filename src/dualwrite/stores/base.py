@@ -80,6 +80,9 @@ class TxnStateStore(ABC):
     units_need_savepoints: ClassVar[bool] = False
     """Whether undoing one unit alone needs a savepoint, which costs a statement: a pool first tries a group under one."""
 
+    has_local_settings: bool = False
+    """Whether its transactions have settings that end with them: `StoreTransaction.set_local`."""
+
     @property
     def most_side_by_side(self) -> int:
         """How many transactions may run side by side as far as this store is concerned; below 3 a pool runs few, in turn.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from operator import attrgetter
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
@@ -138,6 +138,25 @@ class StoreTransaction(ABC):
 
     def renew_handle(self) -> None:  # noqa: B027  (as above)
         """Forget what the user has set on the handle: options, factories, listeners. `end_unit` and `undo_unit` do so, too."""
+
+    # --- settings that a unit declares: called only if the store has `has_local_settings` ------------------------------------
+
+    def may_set_local(self, settings: Mapping[str, str]) -> bool:
+        """Whether the next unit may have these settings, after those that have used the transaction so far.
+
+        False if something of theirs would see these settings, too, since it runs at COMMIT.
+        """
+        del settings
+        return True
+
+    def set_local(self, settings: Mapping[str, str]) -> None:  # noqa: B027  (as above)
+        """From the next statement on, these settings have these values, and all others those from before the transaction.
+
+        Called after `begin_unit`, or `begin_units`, which undo it, too. An error of the database is raised by that statement.
+
+        Args:
+            settings: The value of each, by its name in lower case; see `dualwrite.pool.declared`.
+        """
 
     # --- units of work that share this transaction (group commit) -----------------------------------------------------------
 

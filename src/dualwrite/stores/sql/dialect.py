@@ -196,15 +196,21 @@ class Outgoing:
         del is_first
         return False
 
+    def set_local(self, settings: Mapping[str, str]) -> None:
+        """See `StoreTransaction.set_local`."""
+
+    def unit_undone(self) -> None:
+        """Note that the savepoint UNIT was rolled back to, or is about to be."""
+
     def send(self) -> None:
-        """Send what waits, and wait for the responses.
+        """Send what waits, apart from settings, and wait for the responses.
 
         Raises:
             Exception: `error`, from the driver's.
         """
 
     def send_last(self) -> None:
-        """As `send`, when the user's statements have ended: all but the savepoint of a unit that has executed nothing."""
+        """As `send`, when the user's statements have ended: without what waits for those of a unit that executed nothing."""
 
     def drop(self) -> None:
         """Forget what waits; before the connection is rolled back."""
@@ -373,6 +379,14 @@ class StoreDialect(ABC):
         """The settings that the server has reported to the driver by itself, without a round trip."""
         del connection
         return ()
+
+    has_local_settings: ClassVar[bool] = False
+    """See TxnStateStore."""
+
+    def has_deferred_triggers(self, connection: Connection) -> bool:
+        """Whether users have made triggers that may run at COMMIT; called only if it `has_local_settings`."""
+        del connection
+        return False
 
     # --- errors -----------------------------------------------------------------------------------------------------------
 

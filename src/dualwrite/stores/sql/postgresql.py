@@ -124,6 +124,8 @@ _OWN_FUNCTIONS: Final = text(
     "WHERE d.classid = CAST('pg_catalog.pg_proc' AS pg_catalog.regclass) AND d.objid = p.oid AND d.deptype = 'e'))"
 )
 """PostgreSQL's own objects have an oid below 16384; `e` is a part of an extension. The cast cuts names as PostgreSQL does."""
+_DEFERRED_TRIGGERS: Final = text("SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger WHERE tgdeferrable AND NOT tgisinternal)")
+"""A trigger may defer those that are initially immediate."""
 _TABLES: Final = text(
     "SELECT c.relname, n.nspname, pg_catalog.pg_backend_pid() AS pid FROM pg_catalog.pg_class c "
     "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
@@ -328,6 +330,12 @@ class PostgresqlDialect(StoreDialect):
     def has_own_functions(self, connection: Connection, names: frozenset[str]) -> bool:
         """Those of extensions don't count: some overload `max` or `replace`."""
         return bool(connection.scalar(_OWN_FUNCTIONS, {"names": list(names)}))
+
+    has_local_settings: ClassVar[bool] = True
+
+    def has_deferred_triggers(self, connection: Connection) -> bool:
+        """The checks of foreign keys and the like, which are internal, read no settings."""
+        return bool(connection.scalar(_DEFERRED_TRIGGERS))
 
     def session_reports(self, connection: Connection) -> tuple[object, ...]:
         return tuple(map(raw_connection(connection).pgconn.parameter_status, _REPORTED))

@@ -12,10 +12,10 @@ import re
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -39,6 +39,7 @@ from dualwrite.stores.sql.dialect import (
 )
 from dualwrite.stores.sql.engines import replace_others
 from dualwrite.stores.sql.home import Home
+from dualwrite.stores.sql.local_settings import InForce, change
 from dualwrite.stores.sql.psycopg_sources import ConnectionView, RecipeConnection
 from dualwrite.stores.sql.tables import GATE_TABLE_NAME, JOURNAL_TABLE_NAME
 
@@ -73,6 +74,17 @@ raw_connection: Final[Callable[[Connection], psycopg.Connection[Any]]] = driver_
 """The driver's connection under SQLAlchemy's."""
 
 
+class _Taken(NamedTuple):
+    """What is sent before a statement of the user's: statements of ours, and what changes settings."""
+
+    statements: Sequence[bytes]
+    settings: Sequence[bytes]
+
+    @property
+    def all(self) -> tuple[bytes, ...]:
+        return (*self.statements, *self.settings)
+
+
 class PostgresqlOutgoing(Outgoing):
     """Ours on one connection, which is in no pipeline while some wait. Those that wait have no parameters."""
 
@@ -90,6 +102,9 @@ class PostgresqlOutgoing(Outgoing):
         self._encoding = ""  # of those that wait
         self._has_begun = False
         self._is_answered = False  # those that have waited last
+        self._in_force: InForce = {}
+        self._in_force_before_unit: InForce = {}
+        self._change: tuple[bytes, InForce] | None = None  # of settings; waits for the user's statement, too
 
     # --- BEGIN with the fence's SELECT, and a unit's savepoint, with the next statement -----------------------------------
 
@@ -105,7 +120,7 @@ class PostgresqlOutgoing(Outgoing):
             return
         try:
             with self._raw.lock:
-                self._send_alone()
+                self._send_alone(self._taken())
         except psycopg.Error as error:
             if self._context.dialect.classify(error) is ErrorClass.CONNECTION:
                 replace_others(self._connection, error)
@@ -144,6 +159,7 @@ class PostgresqlOutgoing(Outgoing):
         return rested < _JUST_USED or not _has_something_to_read(self._raw)
 
     def begin_unit(self, *, is_first: bool) -> bool:
+        self._in_force_before_unit = self._in_force
         if self._waiting:  # no unit has executed anything since
             self._waiting += _NEXT_UNIT[-1:] if is_first else ()
             return True
@@ -154,8 +170,27 @@ class PostgresqlOutgoing(Outgoing):
 
     def _wait_with(self, statements: Sequence[bytes]) -> None:
         self._waiting = list(statements)
-        self._is_answered = False
-        self._raw.__dict__["wait"] = self._wait  # the views of the connection share it
+        self._hook()
+
+    def _hook(self) -> None:
+        """Take the place of the connection's `wait` while something waits; the views of the connection share it."""
+        if self._waiting or self._change is not None or self.error is not None:
+            self._raw.__dict__["wait"] = self._wait
+        else:
+            self._raw.__dict__.pop("wait", None)
+
+    def set_local(self, settings: Mapping[str, str]) -> None:
+        found = change(self._in_force, settings)
+        if found is None or self._raw.pgconn.pipeline_status == PipelineStatus.OFF:
+            self._change = None if found is None else (_Text(self._raw).with_values(found.statement, found.values), found.then)
+            self._hook()
+            return
+        self._in_force = found.then
+        psycopg.Cursor(self._raw, row_factory=tuple_row).execute(found.statement, found.values)
+
+    def unit_undone(self) -> None:
+        self._change, self._in_force = None, self._in_force_before_unit
+        self._hook()
 
     @property
     def is_waiting(self) -> bool:  # type: ignore[override]  # a plain attribute where nothing waits
@@ -166,28 +201,36 @@ class PostgresqlOutgoing(Outgoing):
             raise self.error
         if not self._waiting:
             return
+        settings, self._change = self._change, None
         try:
             with self._raw.lock:
-                self._send_alone()
+                self._send_alone(self._taken())
         except BaseException as error:
             self._keep(error)
             raise
+        self._change = settings
+        self._hook()
 
     def send_last(self) -> None:
-        if self._has_begun and self._waiting:
+        if self._has_begun and self.error is None:
             self.drop()
-        elif self._waiting or self.error is not None:
+        else:
+            self._change = None
             self.send()
 
     def drop(self) -> None:
-        self._waiting = []
+        self._waiting, self._change = [], None
         self._raw.__dict__.pop("wait", None)
 
-    def _taken(self) -> list[bytes]:
+    def _taken(self) -> _Taken:
         """What has waited; from here on nothing does."""
-        statements = self._waiting
+        statements, settings = self._waiting, list[bytes]()
+        if self._change is not None:
+            text, self._in_force = self._change
+            settings.append(text)
+        self._is_answered = not statements and not settings
         self.drop()
-        return statements
+        return _Taken(statements, settings)
 
     # --- the next use of the connection -----------------------------------------------------------------------------------
 
@@ -201,9 +244,9 @@ class PostgresqlOutgoing(Outgoing):
             connection.check_use(gen)
         try:
             if may_follow:
-                statements = self._taken()  # first: it gives the connection its own `wait` back
-                return connection.wait(self._together(statements, gen), *args, **kwargs)
-            self._send_alone()
+                taken = self._taken()  # first: it gives the connection its own `wait` back
+                return connection.wait(self._together(taken, gen), *args, **kwargs)
+            self._send_alone(self._taken())
         except BaseException as error:
             if not self._is_answered:  # otherwise the error is the statement's own
                 self._keep(error)
@@ -220,13 +263,14 @@ class PostgresqlOutgoing(Outgoing):
         if isinstance(error, psycopg.Error):
             raise self.error from error
 
-    def _send_alone(self) -> None:
-        self._raw.pgconn.send_query(b"; ".join(self._taken()))
-        self._check(self._raw.wait(generators.execute(self._raw.pgconn)))
+    def _send_alone(self, taken: _Taken) -> None:
+        self._raw.pgconn.send_query(b"; ".join(taken.all))
+        results = self._raw.wait(generators.execute(self._raw.pgconn))
+        count = len(taken.statements)
+        self._check(results[:count])
+        self._raise_failed(results[count:])
 
-    def _together(
-        self, statements: Sequence[bytes], gen: Generator[Any, Any, Any], then: Sequence[bytes] = ()
-    ) -> Generator[Any, Any, None]:
+    def _together(self, taken: _Taken, gen: Generator[Any, Any, Any], then: Sequence[bytes] = ()) -> Generator[Any, Any, None]:
         """Send ours and those of psycopg's generator, wait for all responses, and hand over its own.
 
         `then`: more of ours, which are not executed if one before them fails.
@@ -235,7 +279,7 @@ class PostgresqlOutgoing(Outgoing):
         pipeline = _Collecting(raw)
         try:
             pgconn.enter_pipeline_mode()
-            for statement in statements:
+            for statement in taken.all:
                 pgconn.send_query_params(statement, None)
             yield from pipeline.collect(gen)
             for command in pipeline.command_queue:
@@ -246,16 +290,16 @@ class PostgresqlOutgoing(Outgoing):
             pgconn.pipeline_sync()
             if pgconn.flush():
                 yield from generators.send(pgconn)
-            ours = yield from _answers(pgconn, len(statements))
+            ours = yield from _answers(pgconn, len(taken.statements))
+            settings = yield from _answers(pgconn, len(taken.settings))
             try:
                 theirs = yield from _answers(pgconn, len(pipeline.result_queue))
                 last = yield from _answers(pgconn, len(then))
                 yield from generators.fetch_many(pgconn)  # of the sync
                 pgconn.exit_pipeline_mode()
             finally:
-                if statements:
-                    self._check([result for results in ours for result in results])
-            pipeline.hand_over(theirs)
+                self._check([result for results in ours for result in results])
+            pipeline.hand_over(theirs, [result for results in settings for result in results])
             self._check_commit([result for results in last for result in results])
         except BaseException:
             if pgconn.pipeline_status != PipelineStatus.OFF:
@@ -269,10 +313,13 @@ class PostgresqlOutgoing(Outgoing):
             if result.command_status != b"COMMIT":
                 raise psycopg.OperationalError(f"COMMIT was answered by {result.command_status!r}")
 
-    def _check(self, results: Sequence[PGresult]) -> None:
+    def _raise_failed(self, results: Sequence[PGresult]) -> None:
         for result in results:
             if result.status == _FAILED:
                 raise error_from_result(result, encoding=self._raw.info.encoding)
+
+    def _check(self, results: Sequence[PGresult]) -> None:
+        self._raise_failed(results)
         if not self._has_begun:
             self._has_begun = True
             self._begun(_fence_in(results[1], self._encoding))
@@ -322,7 +369,7 @@ class PostgresqlOutgoing(Outgoing):
         cursor = psycopg.Cursor(self._raw, row_factory=tuple_row)
         gen = cursor._execute_gen(query, [record.token, *values])  # noqa: SLF001  (its own method waits for the answer)
         with self._raw.lock:
-            self._raw.wait(self._together((), gen, (b"COMMIT",)))
+            self._raw.wait(self._together(_Taken((), ()), gen, (b"COMMIT",)))
 
     def why_not_recorded(self, error: BaseException) -> NotRecorded | None:
         """There is a reason if the server has responded, and the transaction is still there, in a failed state."""
@@ -384,16 +431,20 @@ class _Collecting(psycopg.Pipeline):
     def _communicate_gen(self) -> Any:
         return ()
 
-    def hand_over(self, theirs: Sequence[list[PGresult]]) -> None:
+    def hand_over(self, theirs: Sequence[list[PGresult]], settings: Sequence[PGresult]) -> None:
         """Give the responses to those who wait for them.
 
         Raises:
-            psycopg.Error: The statement has failed. So may have its preparation, which psycopg must forget then.
+            psycopg.Error: The statement has failed, or the settings before it have. So may have its preparation, which psycopg
+                must forget then.
             Exception: It could not be made.
         """
         if self.refused is not None:
             raise self.refused
         try:
+            for result in settings:
+                if result.status == _FAILED:
+                    raise error_from_result(result, encoding=self._conn.info.encoding)
             for queued, results in zip(self.result_queue, theirs, strict=True):
                 self._process_results(queued, results)
         except psycopg.Error:
@@ -489,6 +540,10 @@ class _Text:
             return bytes(Escaping(self._raw.pgconn).escape_literal(value.encode(self.encoding))).decode(self.encoding)
         except UnicodeEncodeError:  # the block has set another client_encoding
             return f"pg_catalog.convert_from(pg_catalog.decode('{value.encode().hex()}', 'hex'), 'UTF8')"
+
+    def with_values(self, statement: str, values: Sequence[str]) -> bytes:
+        """A statement, with values in place of its `%s`."""
+        return (statement % tuple(map(self.of, values))).encode(self.encoding)
 
     def of_optional(self, value: str | None) -> str:
         """The same, or NULL."""

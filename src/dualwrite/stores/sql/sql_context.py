@@ -13,6 +13,7 @@ from dualwrite.stores.sql.engines import kept_connections
 from dualwrite.stores.sql.guard import Guard, GuardedConnection, StatementBatch
 from dualwrite.stores.sql.home import home_of
 from dualwrite.stores.sql.isolation import SessionEffects
+from dualwrite.stores.sql.local_settings import DeferredTriggers
 from dualwrite.stores.sql.sql_errors import ErrorMap
 from dualwrite.stores.sql.tables import gate_table
 from dualwrite.stores.sql.tables import state_table as t
@@ -110,6 +111,7 @@ class StoreContext:
         self.access = access
         self.session = session
         self.effects = SessionEffects(dialect.family)
+        self.deferred_triggers = DeferredTriggers()
         self.users_engines: dict[tuple[Dialect, bool], Engine] = {}  # of `joined_transaction`
         dbapi = engine.dialect.dbapi
         self.driver_errors: tuple[type[BaseException], ...] = (SQLAlchemyError, *([dbapi.Error] if dbapi is not None else []))

@@ -224,6 +224,10 @@ class SqlStateStore(TxnStateStore):
         return self._short
 
     @property
+    def has_local_settings(self) -> bool:  # type: ignore[override]  # a plain attribute of the others
+        return self._context.dialect.has_local_settings
+
+    @property
     def most_side_by_side(self) -> int:
         return 2 if self.is_local else self._context.access.connections(self._engine)
 

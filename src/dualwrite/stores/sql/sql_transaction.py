@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,6 +66,7 @@ class SqlStoreTransaction(RecordingTransaction):
         self._is_committed = False
         self._outcome_is_known = True
         self._reports: tuple[object, ...] = ()  # when the watch began
+        self._settings: Mapping[str, str] | None = None  # of the unit that has begun last
         self._store_id = ""  # of the row that BEGIN has read
 
     def begin(self, *, may_wait: bool) -> None:
@@ -203,6 +204,22 @@ class SqlStoreTransaction(RecordingTransaction):
         if watch.refused is not None:
             raise RunAloneError(watch.refused)
 
+    # --- settings that a unit declares ------------------------------------------------------------------------------------
+
+    def may_set_local(self, settings: Mapping[str, str]) -> bool:
+        if self._settings is None or self._settings == settings:
+            return True
+        return not self._context.deferred_triggers.exist(self._has_deferred_triggers)
+
+    def _has_deferred_triggers(self) -> bool:
+        with self.own_statements() as connection:
+            return self._context.dialect.has_deferred_triggers(connection)
+
+    def set_local(self, settings: Mapping[str, str]) -> None:
+        self._open_connection()
+        self._outgoing.set_local(settings)
+        self._settings = settings
+
     # --- units of a group -------------------------------------------------------------------------------------------------
 
     def begin_units(self) -> None:
@@ -227,6 +244,7 @@ class SqlStoreTransaction(RecordingTransaction):
 
     def undo_units(self, error: BaseException) -> None:
         quietly(self._guard.end_batch)  # if it raises, that is `error` again, or a consequence of it
+        self._outgoing.unit_undone()
         self._units.undo_all(self._open_connection(), error, note=str(next(_tokens)))
         self._begin_isolated()
 
@@ -251,6 +269,7 @@ class SqlStoreTransaction(RecordingTransaction):
         self._renew_handle(keeps_ends=True)
 
     def undo_unit(self, error: BaseException) -> None:
+        self._outgoing.unit_undone()
         self._units.undo(self._open_connection(), error)
         self._begin_isolated()
 
