@@ -392,7 +392,7 @@ class JournalSwitchedError(StoreCommitFailedError):
 
 
 class JournalFullError(BrokerUnavailableError):
-    """Kafka is down, and the journal has reached one of its limits: nothing was written. Attribute: `limit`, its name."""
+    """The journal has reached one of its limits: nothing was written. Attribute: `limit`, which one, in words."""
 
     limit: str
 

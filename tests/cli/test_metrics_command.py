@@ -91,8 +91,9 @@ def test_what_waits_for_somebody_is_shown_without_kafka(scene: Scene, monkeypatc
     assert found['to_do{need="recover"}'] == 0
     assert found['ids{prefix="shop",state="leased"}'] == 1
     assert found['journal_gate_open{prefix="shop"}'] == 1
-    assert found['journal_gate_open_seconds{prefix="shop"}'] >= 0
-    assert found['journal_entries{prefix="shop"}'] == 0
+    names = ("gate_kept_open", "entries", "entries_bytes", "entries_age_seconds", "later_entries")
+    assert [found[f'journal_{name}{{prefix="shop"}}'] for name in names] == [0] * 5
+    assert found['journal_limit_used_ratio{limit="size",prefix="shop"}'] == 0
     assert found['stored_dead_letters{relay="relay.outbox"}'] == 1
     assert 'up{side="kafka"}' not in found
     assert not [name for name in found if name.startswith("kafka_")]

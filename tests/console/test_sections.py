@@ -10,6 +10,7 @@ from confluent_kafka import Consumer
 import dualwrite
 from console.console_scene import Browser, ConsoleScene, series_of
 from dualwrite.console import sections
+from dualwrite.transactional_id import journaled_prefix
 from fixtures.broker import make_topic
 from fixtures.pace import until
 
@@ -52,6 +53,17 @@ def test_an_open_transaction_is_shown_with_its_groups_and_the_decision(scene: Co
     assert "began at Kafka" in detail
     assert row.kafka_id(1) in detail
     assert "<strong>commit</strong>" in browser.get(f"/detail/{row.kafka_id(1).replace('#', '%23')}"), "by the id at Kafka, too"
+
+
+def test_a_journal_into_which_pools_write_always(scene: ConsoleScene) -> None:
+    prefix = scene.name("shop")
+    scene.journal(prefix, topic=f"{prefix}-events")
+    assert scene.store.leases is not None
+    scene.store.leases.acquire([f"{journaled_prefix(prefix)}.1"], "a pool on a host", seconds=600)
+    left = scene.client().until("left", prefix)
+    assert "Its pools write into it always (a pool on a host): 0 messages to be published; 0 for later." in left
+    assert "Published by nobody" in left
+    assert "messages go to Kafka" not in left
 
 
 def test_what_is_lost_and_unverified_and_in_a_journal(scene: ConsoleScene) -> None:

@@ -40,7 +40,7 @@ def opened(url: str, kafka: dict[str, Any], prefix: str) -> WriterPool[Any]:
         prefix=prefix,
         kafka=kafka,
         options=options,
-        size=2,
+        size=int(os.environ.get("SIZE", "2")),
         two_phase=two_phase,
         timeouts=Timeouts(claim=10, kafka=5),
     )

@@ -51,7 +51,7 @@ class DrainScene:
     def write(self, *numbers: int) -> None:
         """Entries, each in the journal with headers and a time."""
         entries = [
-            JournalEntry(self.scene.topic, b"k", str(n).encode(), '[["h", "dg=="]]', None, 1_700_000_000_000 + n)
+            JournalEntry(self.scene.topic, b"k", str(n).encode(), '[["h", "dg=="]]', None, 1_700_000_000_000 + n, True)
             for n in numbers
         ]
         self.write_entries(*entries)
@@ -61,7 +61,7 @@ class DrainScene:
 
     def write_entry(self, value: bytes, partition: int | None = None) -> None:
         """One entry."""
-        entry = JournalEntry(self.scene.topic, None, value, None, partition, 1_700_000_000_000)
+        entry = JournalEntry(self.scene.topic, None, value, None, partition, 1_700_000_000_000, has_own_time=True)
         self.store.short_transactions.run(lambda connection: insert_entries(connection, self.prefix, [entry]), "a test")
 
     def connect(self, **changes: Any) -> DualWriter[Any]:

@@ -120,7 +120,10 @@ def test_a_journal_whose_gate_a_process_needs_open_is_drained_and_well(
     run(at, capsys, "journal", "drain", "--prefix", at.prefix, "--kafka", at.scene.bootstrap)
     assert at.published == [message(1), message(2)]
     assert at.gate.is_open
-    assert json.loads(run(at, capsys, "status", "--json"))["journals"] == []
+    (shown,) = json.loads(run(at, capsys, "status", "--json"))["journals"]
+    assert (shown["waits_for"], shown["messages"], shown["kept_by"]) == (None, 0, ["a pool on another host"])
+    assert "Its pools write into it always (a pool on another host): 0 messages to be" in run(at, capsys, "status")
+    assert json.loads(run(at, capsys, "stuck", "--json", "--kafka", at.scene.bootstrap, code=None))["journals"] == []
     assert "waits for" not in run(at, capsys, "journal", "list")
     assert f"journal {at.prefix}" not in run(at, capsys, "doctor", code=None)
 
@@ -190,9 +193,10 @@ def test_missing_tables_of_journals_are_reported(at: DrainScene, capsys: pytest.
     run(at, capsys, "stuck", "--kafka", at.scene.bootstrap, code=None)
 
 
-def test_the_limits_of_the_process_that_opened_the_gate_are_shown(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_limits_of_who_found_the_gate_open_last_are_shown(at: DrainScene, capsys: pytest.CaptureFixture[str]) -> None:
     at.journal.prepare("other")
-    assert at.journal.open("other", "a test", JournalLimits(entries=2, size=3, age=0.5))
+    assert at.journal.open("other", "a test", JournalLimits(entries=7, size=3, age=0.5))
+    assert not at.journal.open("other", "another one", JournalLimits(entries=2, size=3, age=0.5))
     limits = {each["prefix"]: each["limits"] for each in json.loads(run(at, capsys, "journal", "list", "--json"))["journals"]}
     default = JournalLimits()
     assert limits == {

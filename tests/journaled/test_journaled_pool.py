@@ -32,6 +32,7 @@ from dualwrite import (
     TransactionControlError,
     UsageError,
     WriterClosedError,
+    WriterPool,
     aio,
 )
 from dualwrite.devcluster import DevCluster
@@ -321,23 +322,72 @@ def test_ids_of_dead_processes_are_recovered(scene: Scene) -> None:
     assert scene.agree() == left
 
 
+def until_full(pool: WriterPool[Any], scene: Scene, written: list[int]) -> JournalFullError:
+    """Write events until that is refused."""
+
+    def full() -> JournalFullError | None:
+        try:
+            written.append(pool.run(both, scene, len(written)))
+        except JournalFullError as error:
+            return error
+        return None
+
+    return until(full, "the journal full")
+
+
+LIMITED = {"journal": JournalLimits(entries=3)}
+
+
 @on_postgresql
 def test_a_full_journal_refuses_units(outage: Scene, broker_behind_door: BrokerBehindDoor) -> None:
     broker_behind_door.kill()
-    with journaled_pool(outage, pool_options={"journal": JournalLimits(entries=3)}) as pool:
+    with journaled_pool(outage, pool_options=LIMITED) as pool:
         written: list[int] = []
-
-        def full() -> JournalFullError | None:
-            try:
-                written.append(pool.run(both, outage, len(written)))
-            except JournalFullError as error:
-                return error
-            return None
-
-        error = until(full, "the journal full")
-        assert "the limit is 3" in str(error)
+        error = until_full(pool, outage, written)
+        assert error.what.startswith(f"The journal of '{outage.transactional_id}' is full: it has")
+        assert "the limit is 3" in error.limit
+        assert error.cause == "Kafka does not answer, or takes fewer messages than are written"
         broker_behind_door.start()
         until_published(outage, *range(len(written)))
+
+
+@pytest.mark.parametrize("database", thinned(["postgresql", "mariadb"], quick=["postgresql"]))
+def test_a_limit_holds_while_the_process_that_publishes_waits_for_kafka(
+    outage: Scene, broker_behind_door: BrokerBehindDoor
+) -> None:
+    """Not on SQLite, where units wait meanwhile: the batch has the only write lock."""
+    with journaled_pool(outage, pool_options=LIMITED) as pool:
+        written = [pool.run(both, outage, 0)]
+        until_published(outage, 0)
+        broker_behind_door.kill()
+        until_full(pool, outage, written)
+        broker_behind_door.start()
+        until_published(outage, *range(len(written)))
+
+
+@on_postgresql
+def test_a_journal_that_is_full_although_kafka_answers_says_why(scene: Scene) -> None:
+    with journaled_pool(scene, pool_options=LIMITED) as pool:
+        written = [pool.run(both, scene, 0)]
+        until_published(scene, 0)
+        execute(scene, BREAK)
+        try:
+            until_full(pool, scene, written)
+            until(lambda: "deletes none" in (until_full(pool, scene, written).cause or ""), "the reason is told")
+        finally:
+            execute(scene, "DROP TRIGGER breaks ON dualwrite_journal")
+        until_published(scene, *range(len(written)))
+
+
+def execute(scene: Scene, statement: str) -> None:
+    with scene.engine.begin() as connection:
+        connection.execute(sa.text(statement))
+
+
+BREAK = """
+CREATE OR REPLACE FUNCTION breaks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'deletes none'; END $$;
+CREATE TRIGGER breaks BEFORE DELETE ON dualwrite_journal FOR EACH STATEMENT EXECUTE FUNCTION breaks()
+"""
 
 
 @on_postgresql

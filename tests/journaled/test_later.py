@@ -13,6 +13,9 @@ import sqlalchemy.orm
 
 from crash.scene import InThread, Scene
 from dualwrite import InvalidMessageError, StoreError, Transaction, UsageError, aio
+from dualwrite.relay.journal_keeper import drain_journal
+from dualwrite.settings import Settings
+from dualwrite.stores.sql import SqlStateStore
 from dualwrite.testing import failpoints
 from dualwrite.testing.fakes import FakePool, FakeTransaction
 from fixtures.broker import read_topic
@@ -141,6 +144,42 @@ def test_time_goes_on_while_kafka_is_down_and_while_nobody_runs(outage: Scene, b
     with journaled_pool(outage):
         until_published(outage, *range(20))
     assert published(outage) == list(range(20))
+
+
+COME = "UPDATE dualwrite_journal_later SET due_ms = :due WHERE prefix = :prefix AND cancel_id IS NULL"
+
+
+def come(scene: Scene) -> None:
+    """Let the time of those that can't be cancelled be ten seconds ago; no process of the prefix is running."""
+    with scene.engine.begin() as connection:
+        due = time.time_ns() // 1_000_000 - 10_000
+        connection.execute(sa.text(COME), {"due": due, "prefix": scene.transactional_id})
+
+
+@on_each
+def test_messages_whose_time_has_come_count_as_those_in_the_journal(scene: Scene) -> None:
+    with journaled_pool(scene) as pool:
+        pool.run(lambda tx: [later(tx, scene, number, delay=3600) for number in range(3)])
+        pool.run(lambda tx: later(tx, scene, 9, delay=3600, cancel_id="waits"))
+        assert (gate_of(pool, scene).entries, gate_of(pool, scene).later) == (0, 4)
+    come(scene)
+    (gate,) = SqlStateStore(scene.engine).journal.gates(scene.transactional_id, counts=True)
+    assert (gate.entries, gate.size, gate.later) == (3, 6, 1)
+    assert gate.age(time.time()) >= 10
+
+
+@on_postgresql
+def test_all_whose_time_has_come_are_published_by_hand(scene: Scene) -> None:
+    """Also if they don't fit into one batch."""
+    numbers = range(350)
+    with journaled_pool(scene) as pool:
+        pool.run(lambda tx: [later(tx, scene, number, delay=3600) for number in numbers])
+    come(scene)
+    store = SqlStateStore(scene.engine)
+    assert drain_journal(store, Settings(kafka=scene.settings), scene.transactional_id) == len(numbers)
+    (gate,) = store.journal.gates(scene.transactional_id, counts=True)
+    assert (gate.is_open, gate.entries) == (False, 0)
+    until_published(scene, *numbers)
 
 
 @on_postgresql

@@ -29,7 +29,7 @@ FAILING = replace(GATE, failure="The database does not permit it.")
 DRAINER, POOL, OTHER = "journal host:1", "pool host:2", "pool host:3"
 ROW = StateRow("shop.journal", 1, 1, None, 0, 0, 0, (), DRAINER, datetime.fromtimestamp(NOW, UTC))
 LOST = LostTransaction(LostKind.LOST, PreparedTxnState(1, 1), 1, datetime.fromtimestamp(NOW, UTC))
-WAITING = JournalState(GATE, 90.0, None, (), PublishingState.NONE, 0)
+WAITING = JournalState(GATE, 90.0, 90.0, None, (), PublishingState.NONE, 0)
 
 
 def printed(state: JournalState, given: Given, *, kafka_answers: bool | None) -> list[str]:
@@ -48,8 +48,8 @@ def test_who_publishes_and_who_may_is_known_by_the_leases() -> None:
         Lease("shop.journal", DRAINER, 5.0),
         Lease("shop.journal.1", OTHER, 5.0),
     ]
-    found = state_of(GATE, leases, None, 0, NOW)
-    assert (found.published_by, found.pools, found.age) == (DRAINER, (POOL,), 90.0)
+    found = state_of(replace(GATE, oldest=NOW - 60), leases, None, 0, NOW)
+    assert (found.published_by, found.pools, found.age, found.since_change) == (DRAINER, (POOL,), 60.0, 90.0)
     assert state_of(GATE, [Lease("shop.journal", DRAINER, 0.0)], None, 0, NOW).published_by is None
 
 
@@ -102,11 +102,42 @@ def test_what_an_open_journal_waits_for(
         assert lines[1:] == [f"Next: dualwrite {command} --url sqlite:///x"]
 
 
-def test_a_closed_journal_is_not_mentioned() -> None:
-    closed = replace(WAITING, gate=replace(GATE, epoch=4, entries=0, size=0))
-    assert judge_journal(closed, kafka_answers=True) == []
-    assert printed(closed, Target(), kafka_answers=True) == []
-    assert closed.used is None
+@table(
+    ("gate", "changes", "says"),
+    [
+        ({"epoch": 4, "entries": 0, "size": 0}, {}, "closed and empty: messages go to Kafka"),
+        ({"entries": 0, "size": 0}, {}, "nothing to be published, and no pool of its prefix is running"),
+        (
+            {"entries": 0, "later": 2},
+            {"kept_by": (POOL,), "age": 0.0},
+            "into it always (pool host:2): 0 messages",
+        ),
+        ({"later": 2}, {"kept_by": (POOL,), "age": 9.0}, "the oldest has waited for 9 s; 2 for later"),
+    ],
+)
+def test_a_journal_of_which_all_is_well(gate: dict[str, object], changes: dict[str, object], says: str) -> None:
+    state = replace(WAITING, gate=replace(GATE, **gate), **changes)
+    for answers in (None, True, False):
+        assert state.waits_for(kafka_answers=answers) is None
+        assert judge_journal(state, kafka_answers=answers) == []
+        (line,) = printed(state, Target(), kafka_answers=answers)
+        assert says in line
+
+
+def test_a_journal_that_is_kept_open_waits_when_its_messages_do() -> None:
+    """However long its gate has been open."""
+    kept = replace(WAITING, kept_by=(POOL,), pools=(POOL,), published_by=DRAINER, age=61.0, since_change=1e6)
+    for answers, waits in ((True, Waits.PUBLISHING), (False, Waits.KAFKA)):
+        assert kept.waits_for(kafka_answers=answers) is waits
+        (finding,) = judge_journal(kept, kafka_answers=answers)
+        assert "Its pools write into it always, and it has 7 messages; the oldest has waited for 61 s." in finding.what
+        assert "The oldest has waited for 61 s. It waits for" in printed(kept, Target(), kafka_answers=answers)[0]
+    assert kept.used == ("age", 61 / 86_400)
+    assert replace(kept, gate=FAILING, age=0.0).waits_for(kafka_answers=True) is Waits.FAILURE
+
+
+def test_a_closed_journal_has_no_limits() -> None:
+    assert replace(WAITING, gate=replace(GATE, epoch=4)).used is None
 
 
 def test_messages_that_are_left_behind_a_closed_gate_are_reported() -> None:

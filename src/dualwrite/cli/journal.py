@@ -135,9 +135,8 @@ def waiting_record(state: JournalState, given: Given, *, kafka_answers: bool | N
 
 
 def say_what_waits(journals: Iterable[JournalState], given: Given, *, kafka_answers: bool | None) -> None:
-    """Print what each open journal waits for, and for whom; and of a closed one, that entries are left in it."""
+    """Print what each open journal waits for, and for whom, or what is in it; of a closed one, that entries are left in it."""
     for state in journals:
-        if (text := state.in_words(kafka_answers=kafka_answers)) is not None:
-            say(text)
+        say(state.in_words(kafka_answers=kafka_answers) or f"The journal of {state.prefix}: {state.backlog}")
         if (command := next_command(state, given, kafka_answers=kafka_answers)) is not None:
             say(f"Next: {command}")

@@ -222,9 +222,16 @@ OPEN: Final = gauge(
 )
 OPEN_SECONDS: Final = gauge("open_transaction_seconds", "The age of the oldest of them.", "prefix", "decision")
 GATE: Final = gauge("journal_gate_open", "1 while messages of a prefix go into the journal.", "prefix")
-GATE_SECONDS: Final = gauge("journal_gate_open_seconds", "Seconds since then; 0 while it is closed.", "prefix")
-ENTRIES: Final = gauge("journal_entries", "Messages in the journal.", "prefix")
+GATE_KEPT: Final = gauge("journal_gate_kept_open", 'Processes for which it is open always: acknowledge="journaled".', "prefix")
+ENTRIES: Final = gauge("journal_entries", "Messages to be published from the journal.", "prefix")
 ENTRY_BYTES: Final = gauge("journal_entries_bytes", "Bytes of their keys and values.", "prefix")
+ENTRY_SECONDS: Final = gauge("journal_entries_age_seconds", "Seconds for which the oldest of them has waited.", "prefix")
+LATER: Final = gauge("journal_later_entries", "Messages that wait for their time.", "prefix")
+LIMIT_USED: Final = gauge(
+    "journal_limit_used_ratio",
+    "The part of a limit of the journal that is used: entries, size, age; from 1 on units fail. Absent while it is closed.",
+    *("prefix", "limit"),
+)
 STORED_DEAD_LETTERS: Final = gauge("stored_dead_letters", "Dead letters of relays in the database.", "relay")
 POSITION_AGE: Final = gauge(
     "group_position_age_seconds", "Seconds since a group's position in the database has moved.", *OF_PARTITION
@@ -252,7 +259,8 @@ LATE_PARTITIONS: Final = gauge(
 )
 
 OF_DATABASE: Final = (
-    *(IDS, EXPIRED_SECONDS, TO_DO, LISTED, GATE, GATE_SECONDS, ENTRIES, ENTRY_BYTES, STORED_DEAD_LETTERS, POSITION_AGE),
+    *(IDS, EXPIRED_SECONDS, TO_DO, LISTED, GATE, GATE_KEPT, ENTRIES, ENTRY_BYTES, ENTRY_SECONDS, LATER, LIMIT_USED),
+    *(STORED_DEAD_LETTERS, POSITION_AGE),
 )
 OF_KAFKA: Final = (ACTIVE, OPEN_TIME_MAX, STUCK, STUCK_SECONDS, STUCK_MESSAGES, LATE_PARTITIONS)
 OF_BOTH: Final = (OPEN, OPEN_SECONDS, BEHIND, HELD_BACK)
@@ -286,9 +294,12 @@ def read_database(settings: Settings) -> tuple[StatusData, Values]:
     for journal in journals:
         of_prefix = (journal.prefix,)
         values[GATE][of_prefix] = journal.gate.is_open
-        values[GATE_SECONDS][of_prefix] = journal.age if journal.gate.is_open else 0.0
+        values[GATE_KEPT][of_prefix] = len(journal.kept_by)
         values[ENTRIES][of_prefix] = journal.gate.entries or 0
         values[ENTRY_BYTES][of_prefix] = journal.gate.size or 0
+        values[ENTRY_SECONDS][of_prefix] = journal.age
+        values[LATER][of_prefix] = journal.gate.later or 0
+        values[LIMIT_USED] |= {(journal.prefix, limit): used for limit, used in journal.fractions.items()}
     values[STORED_DEAD_LETTERS] = {(relay,): number for relay, number in letters.items()}
     for shown in status.positions:
         if (at := shown.position.updated_at) is not None:

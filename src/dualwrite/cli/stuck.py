@@ -118,12 +118,13 @@ def next_command(one: Stuck, given: Given) -> str:
 
 
 def _open_journals(settings: Settings) -> tuple[tuple[JournalState, ...], StoreError | None]:
-    """The journals of the database that are open, or have entries; or why they could not be read."""
+    """The journals of the database that wait for something, or have entries; or why they could not be read."""
     if settings.database_url is None:
         return (), None
     with store_for(settings) as store:
         try:
-            return open_journals(store), None
+            found = open_journals(store)
+            return tuple(each for each in found if each.waits_for(kafka_answers=None) is not None or each.is_left_over), None
         except StoreError as error:
             return (), error
 

@@ -27,11 +27,12 @@ JOURNAL: Final = Facts(
     Fact("by", "opened or closed by", "gate.changed_by"),
     Fact("messages", "messages", "gate.entries"),
     Fact("bytes", "bytes", "gate.size"),
-    Fact("later", value="gate.later"),
-    Fact("age_ms", value=lambda state: round(state.age * 1000)),
+    Fact("age_ms", "oldest", lambda state: round(state.age * 1000), lambda age: f"{age / 1000:.0f} s" if age else ""),
+    Fact("later", "for later", "gate.later"),
     Fact("limits", value=_LIMITS.nested("gate.limits")),
     Fact("published_by", "published by"),
     Fact("pools", value=lambda state: list(state.pools)),
+    Fact("kept_by", "kept open by", lambda state: list(state.kept_by), ", ".join),
     Fact("batch", "batch"),
     Fact("dead_letters", "dead letters"),
     Fact("failure", value="gate.failure"),
@@ -117,12 +118,17 @@ def judge_journal(state: JournalState, *, kafka_answers: bool | None) -> list[Fi
     command = " ".join(("dualwrite", *words)) if words else None
     if state.is_left_over:
         what = f"{messages} are left in it although its gate is closed: nobody publishes them, and later ones are "
-        what += "published before them. Somebody has changed the table, or it comes from a backup."
+        what += "published before them. Somebody has changed the table, it comes from a backup, or their time had not come "
+        what += 'when the last pool with acknowledge="journaled" ended.'
         found.append(_finding(state, Severity.BROKEN, what, command))
     waits = state.waits_for(kafka_answers=kafka_answers)
     if waits is not None:
         severity, text, _, advice = waiting(state, waits)
-        what = f"It has been open for {duration(round(state.age) * 1000)}, with {messages}. {text}"
+        since = f"It has been open for {duration(round(state.since_change) * 1000)}, with {messages}."
+        if state.kept_by:
+            since = f"Its pools write into it always, and it has {messages}; the oldest has waited for "
+            since += f"{duration(round(state.age) * 1000)}."
+        what = f"{since} {text}"
         found += [_finding(state, severity, what, command and advice.format(command)), *_limits(state)]
     if state.dead_letters:
         name = drainer_id(state.prefix)
@@ -139,7 +145,7 @@ def _limits(state: JournalState) -> list[Finding]:
     name, fraction = state.used
     limit = getattr(state.gate.limits, name)
     text = {"entries": f"{limit} messages", "size": f"{limit} bytes", "age": f"{limit:g} s"}[name]
-    change = "bring Kafka back, or raise the limits in PoolOptions(journal=…)"
+    change = "see what it waits for, or raise the limits in PoolOptions(journal=…)"
     if fraction >= 1:
         what = f"It is full (its limit is {text}): units fail until there is less in it."
         return [_finding(state, Severity.BROKEN, what, change)]

@@ -32,7 +32,7 @@ from dualwrite.recovery.report import GenerationOutcome
 from dualwrite.settings import SWITCH_AFTER
 from dualwrite.state import ConsumedOffset, Delivery, PreparedTxnState
 from dualwrite.stores.base import Claim, StoreTransaction
-from dualwrite.stores.journal import JournaledTransaction, JournalEntry, JournalLimits, JournalStore, is_open
+from dualwrite.stores.journal import GateStatus, JournaledTransaction, JournalEntry, JournalLimits, JournalStore, is_open
 from dualwrite.transactional_id import TransactionalId
 
 log = SubjectLogger(__name__)
@@ -53,7 +53,7 @@ class Journal:
         is_lost: Whether Kafka did not answer when it was needed last.
         written: Set when there may be something to publish, or `is_open` has become true; whoever drains waits for it.
         limits: How much it may contain.
-        full: Which limit is reached, in words; kept up to date by whoever drains it.
+        full: Which limit is reached, in words; kept up to date by whoever counts what it contains.
     """
 
     def __init__(self, store: JournalStore, prefix: str, owner: str, limits: JournalLimits) -> None:
@@ -65,6 +65,7 @@ class Journal:
         self.is_lost = False
         self.written = threading.Event()
         self.full: str | None = None
+        self._failure: str | None = None
         self._epoch = 0
         self._lock = threading.Lock()
 
@@ -90,6 +91,13 @@ class Journal:
         else:
             self.full = None
             log.info("messages go to Kafka again: the journal is empty, and its gate is closed", prefix=self.prefix)
+
+    def note_counts(self, status: GateStatus) -> None:
+        """Learn what the journal contains."""
+        full = self.limits.reached(status, time.time())
+        with self._lock:
+            if status.epoch == self._epoch:  # otherwise it was opened or closed meanwhile
+                self.full, self._failure = full, status.failure
 
     def keep_open(self) -> None:
         """Open the gate, unless it is open: messages go into the journal although Kafka answers."""
@@ -148,10 +156,13 @@ class Journal:
             JournalFullError: It has reached one of its limits.
         """
         if self.full is not None:
+            down = "Kafka does not answer" + ("" if self.is_lost else ", or takes fewer messages than are written")
             raise JournalFullError(
-                f"Kafka does not answer, and the journal is full: {self.full}. Both sides are rolled back.",
+                f"The journal of {self.prefix!r} is full: {self.full}. Both sides are rolled back.",
                 transactional_id=transactional_id,
-                next_step="bring Kafka back, which empties the journal; or raise the limits, which are in JournalLimits",
+                cause=self._failure or down,
+                next_step="see what it waits for, with `dualwrite doctor`: units can write again when enough of it is "
+                "published; or raise the limits, which are in JournalLimits",
                 limit=self.full,
             )
 

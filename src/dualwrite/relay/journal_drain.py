@@ -182,7 +182,9 @@ class JournalDrain(Drain):
         return self._keeps_open or any(not each.has_ended for each in leases(f"{journaled_prefix(self._prefix)}."))
 
     def _has_many(self, done: Turn) -> bool:
-        """Whether many entries are left: the first batches are small, however much there is."""
+        """Whether many entries are left, or others whose time has come: the first batches are small, however much there is."""
+        if done.rows and self._later.has_rows():
+            return True
         return done.rows >= _FEW_ENTRIES or self._store.short_transactions.query(
             lambda connection: has_entries(connection, self._prefix, _FEW_ENTRIES), "looking for journal entries"
         )

@@ -24,10 +24,11 @@ from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.relay.dead_letters import DeadLetters
 from dualwrite.relay.drain import Turn, leased_id, replay, sql_store
 from dualwrite.relay.drainer import Drainer
+from dualwrite.relay.journal_count import JournalCount
 from dualwrite.relay.journal_drain import JournalDrain, JournalSource
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
-from dualwrite.stores.journal import GateStatus, JournalLimits
+from dualwrite.stores.journal import JournalLimits
 from dualwrite.transactional_id import drainer_id, validate_transactional_id
 
 log = SubjectLogger(__name__)
@@ -37,9 +38,6 @@ _OPEN_LOOK_SECONDS: Final = 0.5
 
 _CLOSED_LOOK_SECONDS: Final = 5.0
 """Seconds between two looks while it is closed: another process may have opened it and died."""
-
-_COUNT_FRACTION: Final = 20
-"""Counting the entries takes at most this fraction of the time."""
 
 _LEASE_SECONDS: Final = 15.0
 """Seconds after which another process drains, if this one has died."""
@@ -102,20 +100,13 @@ class JournalKeeper(Drainer):
         )
         self._coordinator = WireTransactionCoordinator(KafkaConfig.over(kafka, settings.kafka), timeout=settings.timeouts.kafka)
         self._leases = store.leases
+        self._count = JournalCount(self.journal)
         self._read_at = time.monotonic()
-        self._next_count = 0.0
-        self._counted: GateStatus | None = None
         self._failure: str | None = ""  # as stored; at first it is not known
 
     def readings(self) -> Iterator[Reading]:
         """Whether the journal is open, and what it contained when that was counted last."""
-        labels = {"prefix": self.journal.prefix}
-        yield Reading("journal_open", self.journal.is_open, labels)
-        counted = self._counted
-        if counted is not None and self.journal.is_open:
-            yield Reading("journal_messages", counted.entries or 0, labels)
-            yield Reading("journal_bytes", counted.size or 0, labels)
-            yield Reading("journal_age_seconds", counted.age(time.time()), labels)
+        return self._count.readings()
 
     def stop(self) -> None:
         """End the thread; what is in the journal stays there, for another process or the next start."""
@@ -153,6 +144,7 @@ class JournalKeeper(Drainer):
 
     def _is_due(self) -> bool:
         journal = self.journal
+        self._count.start_if_open()
         if time.monotonic() - self._read_at >= self._idle_seconds():
             self._look()
         if not (journal.is_open or journal.is_lost) or (self._drain is None and not self._kafka_answers()):
@@ -163,18 +155,10 @@ class JournalKeeper(Drainer):
         return _OPEN_LOOK_SECONDS if self.journal.is_open or self.journal.is_lost else _CLOSED_LOOK_SECONDS
 
     def _look(self) -> None:
-        """Read the gate, and how much the journal contains."""
-        now = self._read_at = time.monotonic()
-        counts = self.journal.is_open and now >= self._next_count
-        (status,) = self.journal.store.gates(self.journal.prefix, counts=counts) or (None,)
-        if status is None:
-            return
-        self.journal.note(status.epoch)
-        if counts:
-            self._counted = status
-            took = time.monotonic() - now
-            self._next_count = time.monotonic() + max(1.0, _COUNT_FRACTION * took)
-            self.journal.full = self.journal.limits.reached(status, time.time())
+        """Read the gate."""
+        self._read_at = time.monotonic()
+        for status in self.journal.store.gates(self.journal.prefix, counts=False):
+            self.journal.note(status.epoch)
 
     def _kafka_answers(self) -> bool:
         try:
@@ -221,6 +205,7 @@ class JournalKeeper(Drainer):
 
     def _end(self) -> None:
         super()._end()
+        self._count.stop()
         self._ids.close()
         self._coordinator.close()
 

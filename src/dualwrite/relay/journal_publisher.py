@@ -83,6 +83,7 @@ class JournalPublisher(JournalKeeper):
             raise
 
     def _is_due(self) -> bool:
+        self._count.start_if_open()
         now = time.monotonic()
         if now - self._read_at >= _LOOK_SECONDS:
             self._look()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -49,7 +49,7 @@ class Waits(Enum):
     KAFKA = "Kafka, which does not answer"
     PUBLISHER = "a process to publish it: no pool of its prefix is running"
     POOL = "a pool of its prefix"
-    PUBLISHING = "its last entries to be published"
+    PUBLISHING = "its entries to be published"
     LOST_BATCH = "a batch that is lost, which comes first"
     UNVERIFIED_BATCH = "a batch that is unverified, which comes first"
     FAILURE = "can't be published"
@@ -65,8 +65,9 @@ class JournalState:
 
     Args:
         gate: The gate, with what the journal contains.
-        age: Seconds since the gate was opened or closed, by this machine's clock and that of the process that did it; if the
-            gate is kept open, those for which the oldest message has waited.
+        age: Seconds for which the oldest message has waited since it was written, or since its time came; 0 if there is none.
+            By this machine's clock and that of the process that has written it.
+        since_change: Seconds since the gate was opened or closed, by this machine's clock and that of the process that did it.
         published_by: The owner of the lease on the drainer's id; None if nobody publishes.
         pools: The owners of the live leases on ids of the prefix: the processes that may publish.
         batch: What is known of the transactions in which it is published.
@@ -77,6 +78,7 @@ class JournalState:
 
     gate: GateStatus
     age: float
+    since_change: float
     published_by: str | None
     pools: tuple[str, ...]
     batch: PublishingState
@@ -97,7 +99,8 @@ class JournalState:
     def waits_for(self, *, kafka_answers: bool | None) -> Waits | None:
         """What an open journal waits for; `kafka_answers` is None if Kafka was not asked.
 
-        None if the gate is closed, or is kept open and all is well.
+        None if the gate is closed; or if all is well although it is open: it is kept open, or nothing is there to be published,
+        and nobody to do it.
         """
         if self._is_quiet:
             return None
@@ -116,7 +119,8 @@ class JournalState:
     def _is_quiet(self) -> bool:
         """Whether the gate is closed, or all is well although it is open."""
         is_well = self.gate.failure is None and self.batch in (PublishingState.NONE, PublishingState.OPEN)
-        return not self.gate.is_open or (bool(self.kept_by) and is_well and self.age < SOON)
+        is_idle = self.age < SOON if self.kept_by else not (self.gate.entries or self.pools)
+        return not self.gate.is_open or (is_well and is_idle)
 
     def in_words(self, *, kafka_answers: bool | None) -> str | None:
         """What an open journal waits for, and for whom; of a closed one, that entries are left in it. Otherwise None."""
@@ -127,8 +131,12 @@ class JournalState:
             return left if self.is_left_over else None
         who = {Waits.PUBLISHING: self.published_by or "", Waits.POOL: ", ".join(self.pools)}.get(waits)
         by = f" ({who})" if who else ""
-        state = "has messages that have waited" if self.kept_by else "has been open"
-        since = f"The journal of {self.prefix} {state} for {self.age:.0f} s, with {messages} to be published."
+        if self.kept_by:
+            since = f"The journal of {self.prefix}, into which its pools write always, has {messages} to be published. "
+            since += f"The oldest has waited for {self.age:.0f} s."
+        else:
+            since = f"The journal of {self.prefix} has been open for {self.since_change:.0f} s, with {messages} "
+            since += "to be published."
         if len(self.clusters) > 1:
             return f"{since} Nobody can publish it: its ids are on different Kafka clusters, {', '.join(self.clusters)}."
         if waits is Waits.FAILURE:
@@ -137,17 +145,32 @@ class JournalState:
         return f"{since} It waits for {waits.value}{by}.{only}"
 
     @property
-    def used(self) -> tuple[str, float] | None:
-        """The limit that is nearest, by its name in JournalLimits, and the fraction of it; None if no limits are known."""
+    def backlog(self) -> str:
+        """What is in it, and why it is open, or closed; for journals that wait for nothing."""
+        if not self.gate.is_open:
+            return "It is closed and empty: messages go to Kafka."
+        if not self.kept_by:
+            return "It is open, with nothing to be published, and no pool of its prefix is running."
+        oldest = f", of which the oldest has waited for {self.age:.0f} s" if self.gate.entries else ""
+        here = f"{counted(self.gate.entries or 0, 'message')} to be published{oldest}; {self.gate.later or 0} for later"
+        return f"Its pools write into it always ({', '.join(self.kept_by)}): {here}."
+
+    @property
+    def fractions(self) -> Mapping[str, float]:
+        """The fraction of each limit that is used, by its name in JournalLimits; none if it is closed, or none is known."""
         limits = self.gate.limits
         if limits is None or not self.gate.is_open:
-            return None
-        fractions = {
+            return {}
+        return {
             "entries": (self.gate.entries or 0) / limits.entries,
             "size": (self.gate.size or 0) / limits.size,
             "age": self.age / limits.age,
         }
-        return max(fractions.items(), key=lambda each: each[1])
+
+    @property
+    def used(self) -> tuple[str, float] | None:
+        """The limit that is nearest, by its name in JournalLimits, and the fraction of it; None if no limits are known."""
+        return max(self.fractions.items(), key=lambda each: each[1], default=None)
 
 
 def state_of(gate: GateStatus, leases: Iterable[Lease], row: StateRow | None, dead_letters: int, now: float) -> JournalState:
@@ -166,9 +189,8 @@ def state_of(gate: GateStatus, leases: Iterable[Lease], row: StateRow | None, de
         tuple(dict.fromkeys(owner for name, owner in live.items() if number_of(each, name) is not None))
         for each in (gate.prefix, journaled_prefix(gate.prefix))
     )
-    age = gate.age(now) if kept_by else max(0.0, now - gate.changed_at.timestamp())
-    batch = _batch(row, is_leased=publisher is not None)
-    return JournalState(gate, age, publisher, (*pools, *kept_by), batch, dead_letters, kept_by=kept_by)
+    batch, since_change = _batch(row, is_leased=publisher is not None), max(0.0, now - gate.changed_at.timestamp())
+    return JournalState(gate, gate.age(now), since_change, publisher, (*pools, *kept_by), batch, dead_letters, kept_by=kept_by)
 
 
 def _batch(row: StateRow | None, *, is_leased: bool) -> PublishingState:
@@ -196,7 +218,7 @@ def read_journals(store: TxnStateStore, prefix: str | None = None) -> list[Journ
 def open_journals(store: TxnStateStore, prefix: str = "") -> tuple[JournalState, ...]:
     """The open journals of pools whose ids begin with the prefix, and those with entries that nobody publishes.
 
-    Without those that are kept open, and of which all is well.
+    Those whose messages wait for nothing (`JournalState.waits_for`) are among them.
 
     Raises:
         StoreError: The database's own errors, translated; not for a database without the journal's tables.
@@ -205,8 +227,8 @@ def open_journals(store: TxnStateStore, prefix: str = "") -> tuple[JournalState,
         found = read_journals(store)
     except StateTableMissingError:  # the user's own migrations, for writers without a journal
         return ()
-    waiting = (each for each in found if each.waits_for(kafka_answers=None) is not None or each.is_left_over)
-    return tuple(each for each in waiting if f"{each.prefix}.".startswith(prefix))
+    shown = (each for each in found if each.gate.is_open or each.is_left_over)
+    return tuple(each for each in shown if f"{each.prefix}.".startswith(prefix))
 
 
 def _read(store: SqlStateStore, gate: GateStatus) -> JournalState:

@@ -99,13 +99,15 @@ class GateStatus:
         epoch: How often the gate was opened and closed.
         changed_at: When that was the last time, by the clock of the process that did it.
         changed_by: That process.
-        entries: The number of messages in the journal; None if they were not counted.
+        entries: The number of messages to be published now; None if they were not counted. Messages that wait for their time
+            are among them once it has come.
         size: Bytes of their keys and values; None if they were not counted.
-        limits: Those of the process that has opened it the last time; None if it was never open. Each process keeps to its own.
+        limits: Those of the process that has opened it, or wanted to, the last time; None if none has. Each process keeps to
+            its own.
         failure: Why its messages could not be published the last time, and the next step; None if they could.
-        later: The number of messages that wait for their time; None if they were not counted.
-        oldest: When the oldest message was written, in seconds since 1970, by the clock of its process; None if they were not
-            counted, there is none, or each has a time of its own.
+        later: The number of messages whose time has not come; None if they were not counted.
+        oldest: When the oldest message was written, or when its time came, in seconds since 1970, by the clock of its process;
+            None if they were not counted, there is none, or each has a time of its own.
     """
 
     prefix: str
@@ -226,4 +228,4 @@ class JournalStore(ABC):
 
     @abstractmethod
     def open(self, prefix: str, owner: str, limits: JournalLimits) -> bool:
-        """Open the gate, and record the limits for those who look at it; False if it is open already."""
+        """Open the gate; False if it is open already. In both cases record the limits, for those who look at it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from sqlalchemy import (
     func,
     insert,
     null,
+    or_,
     select,
     update,
 )
@@ -54,7 +56,17 @@ _CHANGE: Final = (
     .where(g.c.prefix == _PREFIX, g.c.epoch == bindparam("before"))
     .values(epoch=g.c.epoch + 1, changed_at=bindparam("now"), changed_by=bindparam("owner"), failure=None)
 )
-_OPEN: Final = _CHANGE.values(max_entries=bindparam("entries"), max_size=bindparam("size"), max_age_ms=bindparam("age_ms"))
+_LIMITS: Final[dict[str, BindParameter[int]]] = {
+    "max_entries": bindparam("entries"),
+    "max_size": bindparam("size"),
+    "max_age_ms": bindparam("age_ms"),
+}
+_OPEN: Final = _CHANGE.values(_LIMITS)
+_LIMIT: Final = (
+    update(g)
+    .where(g.c.prefix == _PREFIX, or_(*(g.c[name].is_distinct_from(limit) for name, limit in _LIMITS.items())))
+    .values(_LIMITS)
+)
 _OWN_ID: Final[ColumnElement[int]] = func.pg_catalog.txid_current(type_=BigInteger)
 _SHARE_AND_SAY: Final = _SHARE.add_columns(_OWN_ID.label("own_id"))
 """This and the following are for PostgreSQL, which tells later what has become of a transaction."""
@@ -99,10 +111,17 @@ _DELETE_ANY: Final = delete(j).where(j.c.id == any_(bindparam("ids", type_=ARRAY
 """The same on PostgreSQL, as one text for any number of them."""
 _WRITTEN_AT: Final = case((j.c.has_own_time, null()), else_=j.c.sent_at_ms)
 _COUNTS: Final = func.count().label("entries"), func.sum(j.c.size).label("size"), func.min(_WRITTEN_AT).label("oldest_ms")
+_IS_DUE: Final = later.c.due_ms <= bindparam("now_ms")
+_COUNTS_OF_LATER: Final = (
+    func.count().label("number"),
+    func.sum(case((_IS_DUE, 1), else_=0)).label("entries"),
+    func.sum(case((_IS_DUE, later.c.size), else_=0)).label("size"),
+    func.min(case((_IS_DUE, later.c.due_ms))).label("oldest_ms"),
+)
 _GATES: Final = (
     select(g).order_by(g.c.prefix),
     select(j.c.prefix, *_COUNTS).group_by(j.c.prefix),
-    select(later.c.prefix, func.count().label("later")).group_by(later.c.prefix),
+    select(later.c.prefix, *_COUNTS_OF_LATER).group_by(later.c.prefix),
 )
 _GATES_OF_ONE: Final = tuple(each.where(each.selected_columns.prefix == _PREFIX) for each in _GATES)
 _CREATE: Final = insert(g)
@@ -125,8 +144,16 @@ def close_gate(connection: Connection, prefix: str, epoch: int, owner: str) -> b
 
 def open_gate(connection: Connection, prefix: str, epoch: int, owner: str, limits: JournalLimits) -> bool:
     """Open the gate, if it still has this epoch, and record the limits."""
-    of_limits = {"entries": limits.entries, "size": limits.size, "age_ms": round(limits.age * 1000)}
-    return connection.execute(_OPEN, {**_changing(prefix, epoch, owner), **of_limits}).rowcount == 1
+    return connection.execute(_OPEN, {**_changing(prefix, epoch, owner), **_of_limits(limits)}).rowcount == 1
+
+
+def record_limits(connection: Connection, prefix: str, limits: JournalLimits) -> None:
+    """Record the limits, if they are others than the recorded ones."""
+    connection.execute(_LIMIT, {"prefix_": prefix, **_of_limits(limits)})
+
+
+def _of_limits(limits: JournalLimits) -> dict[str, int]:
+    return {"entries": limits.entries, "size": limits.size, "age_ms": round(limits.age * 1000)}
 
 
 def _changing(prefix: str, epoch: int, owner: str) -> dict[str, Any]:
@@ -348,9 +375,10 @@ class SqlJournal(JournalStore):
             rows = connection.execute(gates, only).all()
             if not counts:
                 return [_status(row) for row in rows]
-            counted = {row.prefix: row for row in connection.execute(entries, only)}
-            waiting = {row.prefix: row.later for row in connection.execute(later_ones, only)}
-            return [_counted(_status(row), counted.get(row.prefix), waiting.get(row.prefix, 0)) for row in rows]
+            in_journal = {row.prefix: row for row in connection.execute(entries, only)}
+            now_ms = time.time_ns() // 1_000_000
+            for_later = {row.prefix: row for row in connection.execute(later_ones, {"now_ms": now_ms, **only})}
+            return [_counted(_status(row), in_journal.get(row.prefix), for_later.get(row.prefix)) for row in rows]
 
         return self._short.query(work, "reading journals and their gates")
 
@@ -371,7 +399,10 @@ class SqlJournal(JournalStore):
     def open(self, prefix: str, owner: str, limits: JournalLimits) -> bool:
         def work(connection: Connection) -> bool:
             epoch = lock_gate(connection, prefix)
-            return epoch is not None and not is_open(epoch) and open_gate(connection, prefix, epoch, owner, limits)
+            if epoch is None or not is_open(epoch):
+                return epoch is not None and open_gate(connection, prefix, epoch, owner, limits)
+            record_limits(connection, prefix, limits)
+            return False
 
         return self._short.run(work, "opening the journal's gate")
 
@@ -381,8 +412,9 @@ def _status(row: Any) -> GateStatus:
     return GateStatus(row.prefix, row.epoch, row.changed_at, row.changed_by, limits=limits, failure=row.failure)
 
 
-def _counted(status: GateStatus, counted: Any, waiting: int) -> GateStatus:
-    if counted is None:
-        return replace(status, entries=0, size=0, later=waiting)
-    oldest = None if counted.oldest_ms is None else counted.oldest_ms / 1000
-    return replace(status, entries=int(counted.entries), size=int(counted.size), later=waiting, oldest=oldest)
+def _counted(status: GateStatus, in_journal: Any, for_later: Any) -> GateStatus:
+    counts = [each for each in (in_journal, for_later) if each is not None]
+    entries, size = (sum(int(getattr(each, name)) for each in counts) for name in ("entries", "size"))
+    later_ones = 0 if for_later is None else int(for_later.number) - int(for_later.entries)
+    oldest = min((each.oldest_ms / 1000 for each in counts if each.oldest_ms is not None), default=None)
+    return replace(status, entries=entries, size=size, later=later_ones, oldest=oldest)
