@@ -52,13 +52,16 @@ HANDLES: Final = (CORE, PSYCOPG)
 PLAIN: Final = "plain"
 NAIVE: Final = "naive"
 OUTBOX: Final = "outbox"
+OUTBOX_OURS: Final = "outbox-dualwrite"
+OUTBOX_NOTIFIED: Final = "outbox-notified"
+OUTBOXES: Final = (OUTBOX, OUTBOX_OURS, OUTBOX_NOTIFIED)
 WRITERS: Final = "writers"
 OWN: Final = "own"
 POOL: Final = "pool"
 JOINED: Final = "joined"
 JOURNALED: Final = "pool-journaled"
 JOINED_JOURNALED: Final = "joined-journaled"
-ALTERNATIVES: Final = (PLAIN, NAIVE, OUTBOX, WRITERS, OWN, JOINED, JOINED_JOURNALED, POOL, JOURNALED)
+ALTERNATIVES: Final = (PLAIN, NAIVE, *OUTBOXES, WRITERS, OWN, JOINED, JOINED_JOURNALED, POOL, JOURNALED)
 COUNTED: Final = "pool-counted"
 PROMETHEUS: Final = "pool-prometheus"
 OTEL: Final = "pool-otel"
@@ -78,6 +81,8 @@ TITLES: Final = {
     PLAIN: "plain commit",
     NAIVE: "commit, then produce",
     OUTBOX: "outbox + relay",
+    OUTBOX_OURS: "outbox + dualwrite.Relay",
+    OUTBOX_NOTIFIED: "the same, notified",
     WRITERS: "a writer each",
     OWN: "pool.transaction()",
     POOL: "pool",
@@ -345,7 +350,7 @@ def _core(case: Case, target: Target, pool: dualwrite.WriterPool[Any] | None) ->
     def commit(order: Order) -> None:
         with engine.begin() as connection:
             insert(connection, order)
-            if case.alternative == OUTBOX:
+            if case.alternative in OUTBOXES:
                 connection.execute(INSERT_OUTBOX, order.outbox_row(target.topic))
             if pool is not None:
                 pool.join(connection).send(target.topic, order.body, key=order.key)
@@ -371,7 +376,7 @@ def _psycopg(case: Case, target: Target, pool: dualwrite.WriterPool[Any] | None)
                         tx.send(target.topic, order.body, key=order.key)
                     return
                 connection.execute(INSERT_SQL, (order.body,))
-                if case.alternative == OUTBOX:
+                if case.alternative in OUTBOXES:
                     connection.execute(INSERT_OUTBOX_SQL, tuple(order.outbox_row(target.topic).values()))
                 connection.commit()
             finally:
@@ -425,7 +430,7 @@ async def _psycopg_tasks(
                         tx.send(target.topic, order.body, key=order.key)
                     return
                 await connection.execute(INSERT_SQL, (order.body,))
-                if case.alternative == OUTBOX:
+                if case.alternative in OUTBOXES:
                     await connection.execute(INSERT_OUTBOX_SQL, tuple(order.outbox_row(target.topic).values()))
 
         yield commit

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from sqlalchemy import create_engine, text
 
 import orders
-from alternatives import OUTBOX, PLAIN, Case, Target
+from alternatives import OUTBOX, OUTBOX_NOTIFIED, OUTBOXES, PLAIN, Case, Target
 from callers import Ran, close_callers, open_callers, run_callers
 from figures import Latency
 from orders import Order
-from processes import Worker, arrivals, relay
+from processes import BATCH, Worker, arrivals, exactly_once, relay
 from servers import Servers
 from surroundings import Load, processor_times
 
@@ -24,6 +24,7 @@ _LOG: Final = text("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
 _PARTITIONS: Final = 4
 _HEAD_START: Final = 0.3
 _HAND_IN: Final = 0.2
+_LIMIT: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ class Bench:
         transactions = self._transactions()
         passed = network.passed() if network is not None and case.round_trip else None
         self._consumer.start(arrivals, self._servers.kafka, topic)  # as close as possible: it is no part of what is measured
-        if case.alternative == OUTBOX:
-            self._relay.start(relay, url, kafka)
+        if case.alternative in OUTBOXES:
+            self._start_relay(case, topic, url, kafka)
         target = Target(url, kafka, topic, self._producer)
         for number, worker in enumerate(workers):
             worker.start(open_callers, case, target, range(number * share, (number + 1) * share))
@@ -105,7 +106,7 @@ class Bench:
         log, times = self._asked(_LOG), processor_times()
         ran: list[Ran] = _call(workers, run_callers, time.monotonic() + _HEAD_START, seconds)
         load = Load.since(times)
-        if case.alternative == OUTBOX:
+        if case.alternative in OUTBOXES:
             self._relay.finish()
         log = self._asked(_LOG) - log
         _call(workers, close_callers)
@@ -138,6 +139,18 @@ class Bench:
             writers=ran[0].writers,
             late=late,
         )
+
+    def _start_relay(self, case: Case, topic: str, url: str, kafka: Mapping[str, Any]) -> None:
+        """Start the relay, and wait until it has published a row, which is no order."""
+        channel = orders.CHANNEL if case.alternative == OUTBOX_NOTIFIED else None
+        orders.notify(self._database, channel)
+        if case.alternative == OUTBOX:
+            self._relay.start(relay, url, kafka)
+        else:
+            self._relay.start(exactly_once, url, kafka, BATCH, f"{topic}-relay", channel)
+        first = self._servers.make_topic(f"{topic}-first", 1)
+        orders.publish_one(self._database, first, _LIMIT)
+        self._servers.delete_topic(first)
 
     def _asked(self, what: Any) -> int:
         with self._database.connect() as connection:

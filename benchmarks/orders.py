@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
+from dualwrite.relay import table_sql
 from records import SIZE, VerificationError, check_records, record
 
 _ACCOUNTS: Final = 10_000  # enough that 8 writers rarely need the same row
 _BALANCE: Final = 1_000_000
+CHANNEL: Final = "benchmark_outbox"
+"""Where PostgreSQL notifies the relay of new rows."""
 
 _metadata: Final = sa.MetaData()
 _accounts: Final = sa.Table(
@@ -101,6 +105,32 @@ def prepare(database: sa.Engine) -> None:
     _metadata.create_all(database)
     with database.begin() as connection:
         connection.execute(sa.insert(_accounts), [{"id": number, "balance": _BALANCE} for number in range(_ACCOUNTS)])
+
+
+def notify(database: sa.Engine, channel: str | None) -> None:
+    """Have a trigger notify the channel of new rows, as `dualwrite relay create-table --listen` does; None: none does."""
+    with database.begin() as connection:
+        connection.execute(sa.text(f"DROP FUNCTION IF EXISTS {_outbox.name}_notify() CASCADE"))
+        for statement in [] if channel is None else table_sql(database, _outbox.name, channel=channel)[1:]:
+            connection.exec_driver_sql(statement)
+
+
+def publish_one(database: sa.Engine, topic: str, limit: float) -> None:
+    """Wait until the relay has published a row.
+
+    Raises:
+        VerificationError: It has not done so within so many seconds.
+    """
+    deadline = time.monotonic() + limit
+    with database.begin() as connection:
+        connection.execute(INSERT_OUTBOX, Order(0, 0).outbox_row(topic))
+    while True:
+        with database.begin() as connection:
+            if not connection.scalar(sa.select(sa.func.count()).select_from(_outbox)):
+                return
+        if time.monotonic() > deadline:
+            raise VerificationError(f"the relay has published nothing within {limit:g} s")
+        time.sleep(0.01)
 
 
 def remove(database: sa.Engine) -> None:

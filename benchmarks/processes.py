@@ -31,7 +31,7 @@ _DELETE: Final = text(
 )
 _LIMIT: Final = 60.0
 _INTERVAL: Final = 0.01  # many relays poll every 100 ms or more, which delays each message by as much
-_BATCH: Final = 500
+BATCH: Final = 500
 _POLL: Final = 0.05
 _FETCH: Final = 10_000
 _stopping: Final[list[Event]] = []
@@ -70,7 +70,7 @@ def _begin(stop: Event) -> None:
     _stopping.append(stop)
 
 
-def relay(url: str, kafka: Mapping[str, Any], batch: int = _BATCH) -> None:
+def relay(url: str, kafka: Mapping[str, Any], batch: int = BATCH) -> None:
     """Publish the outbox's rows until told to end and the outbox is empty."""
     database = create_engine(url)
     producer = Producer({**kafka, "enable.idempotence": True, "acks": "all"})
@@ -96,10 +96,16 @@ def relay(url: str, kafka: Mapping[str, Any], batch: int = _BATCH) -> None:
     database.dispose()
 
 
-def exactly_once(url: str, kafka: Mapping[str, Any], batch: int, name: str) -> None:
-    """The same by `dualwrite.Relay`, which looks at an empty outbox as often."""
-    layout = OutboxLayout("benchmark_outbox")
-    options = RelayOptions(layout=layout, batch=BatchOptions(rows=batch), poll=_INTERVAL, longest_poll=_INTERVAL)
+def exactly_once(url: str, kafka: Mapping[str, Any], batch: int, name: str, channel: str | None = None) -> None:
+    """The same by `dualwrite.Relay`, which looks at an empty outbox as often; with a channel, when it is notified."""
+    longest = _INTERVAL if channel is None else 1.0
+    options = RelayOptions(
+        layout=OutboxLayout("benchmark_outbox"),
+        batch=BatchOptions(rows=batch),
+        poll=_INTERVAL if channel is None else longest,
+        longest_poll=longest,
+        listen=channel,
+    )
     with dualwrite.Relay(url, kafka=kafka, name=name, options=options) as running:
         thread = Thread(target=_stop_when_told, args=(running,))
         thread.start()

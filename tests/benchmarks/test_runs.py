@@ -14,7 +14,9 @@ from fixtures.tiers import thinned
 from spark.session import NOT_OURS, SUBMITTED
 
 ROUND_TRIP = 0.001
-ROUND_TRIPS = {"plain": 2, "naive": 3, "outbox": 2, "writers": 2, "own": 2, "pool": 2}
+OUTBOXES = ("outbox", "outbox-dualwrite", "outbox-notified")
+POOLS = ("own", "pool", "pool-journaled", "joined", "joined-journaled")
+ROUND_TRIPS = {"naive": 3, **dict.fromkeys(("plain", "writers", *OUTBOXES, *POOLS), 2)}
 """How often a call waits for the servers, at least; a caution against a way around the proxy."""
 
 PACKAGES = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,org.postgresql:postgresql:42.7.7"
@@ -45,7 +47,7 @@ def test_the_pool_and_its_alternatives_with_a_network_in_between(postgres_url: s
     for name, figures in found.items():
         assert figures["rate"] > 0
         assert (figures["verified"] > 0) == (name != "plain")
-        assert (figures["writers"] is not None) == (name in {"own", "pool"})
+        assert (figures["writers"] is not None) == (name in POOLS)
         assert figures["call"]["p50"] >= ROUND_TRIPS[name] * ROUND_TRIP, name
         assert figures["late"] >= 0
     assert done.stdout.count("| plain commit ") == 1
