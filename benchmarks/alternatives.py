@@ -28,9 +28,11 @@ import dualwrite
 from dualwrite import aio
 from dualwrite.console.recent import Recent
 from dualwrite.observability import Event, observing, otel_metrics, otel_traces, prometheus
+from dualwrite.relay import Notifier
 from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.engines import KEPT_CONNECTIONS
 from orders import (
+    CHANNEL,
     INSERT_OUTBOX,
     INSERT_OUTBOX_SQL,
     INSERT_SQL,
@@ -82,7 +84,7 @@ TITLES: Final = {
     NAIVE: "commit, then produce",
     OUTBOX: "outbox + relay",
     OUTBOX_OURS: "outbox + dualwrite.Relay",
-    OUTBOX_NOTIFIED: "the same, notified",
+    OUTBOX_NOTIFIED: "the same, with dualwrite.relay.Notifier",
     WRITERS: "a writer each",
     OWN: "pool.transaction()",
     POOL: "pool",
@@ -340,6 +342,16 @@ def for_threads(case: Case, target: Target, callers: range) -> Iterator[Opened]:
 
 
 @contextmanager
+def _notified(case: Case, target: Target) -> Iterator[Callable[[], None]]:
+    """What a caller calls after its commit."""
+    if case.alternative != OUTBOX_NOTIFIED:
+        yield lambda: None
+        return
+    with Notifier(target.url, CHANNEL) as notifier:
+        yield notifier.notify
+
+
+@contextmanager
 def _core(case: Case, target: Target, pool: dualwrite.WriterPool[Any] | None) -> Iterator[Callable[[Order], None]]:
     """One commit per order, on an engine whose pool has a fixed number of connections."""
     engine, insert = create_engine(target.url, pool_size=case.connections, max_overflow=0), case.insert
@@ -347,15 +359,18 @@ def _core(case: Case, target: Target, pool: dualwrite.WriterPool[Any] | None) ->
         for _ in range(case.connections):
             all_at_once.enter_context(engine.connect())
 
-    def commit(order: Order) -> None:
-        with engine.begin() as connection:
-            insert(connection, order)
-            if case.alternative in OUTBOXES:
-                connection.execute(INSERT_OUTBOX, order.outbox_row(target.topic))
-            if pool is not None:
-                pool.join(connection).send(target.topic, order.body, key=order.key)
+    with _notified(case, target) as notify:
 
-    yield commit
+        def commit(order: Order) -> None:
+            with engine.begin() as connection:
+                insert(connection, order)
+                if case.alternative in OUTBOXES:
+                    connection.execute(INSERT_OUTBOX, order.outbox_row(target.topic))
+                if pool is not None:
+                    pool.join(connection).send(target.topic, order.body, key=order.key)
+            notify()
+
+        yield commit
     engine.dispose()
 
 
@@ -364,6 +379,7 @@ def _psycopg(case: Case, target: Target, pool: dualwrite.WriterPool[Any] | None)
     """The same on this many psycopg connections; a caller takes a free one."""
     free: SimpleQueue[psycopg.Connection[Any]] = SimpleQueue()
     with ExitStack() as opened:
+        notify = opened.enter_context(_notified(case, target))
         for _ in range(case.connections):
             free.put(opened.enter_context(psycopg.connect(target.conninfo)))
 
@@ -379,6 +395,7 @@ def _psycopg(case: Case, target: Target, pool: dualwrite.WriterPool[Any] | None)
                 if case.alternative in OUTBOXES:
                     connection.execute(INSERT_OUTBOX_SQL, tuple(order.outbox_row(target.topic).values()))
                 connection.commit()
+                notify()
             finally:
                 free.put(connection)
 
@@ -432,5 +449,7 @@ async def _psycopg_tasks(
                 await connection.execute(INSERT_SQL, (order.body,))
                 if case.alternative in OUTBOXES:
                     await connection.execute(INSERT_OUTBOX_SQL, tuple(order.outbox_row(target.topic).values()))
+            notify()
 
-        yield commit
+        with _notified(case, target) as notify:
+            yield commit

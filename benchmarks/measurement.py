@@ -143,7 +143,6 @@ class Bench:
     def _start_relay(self, case: Case, topic: str, url: str, kafka: Mapping[str, Any]) -> None:
         """Start the relay, and wait until it has published a row, which is no order."""
         channel = orders.CHANNEL if case.alternative == OUTBOX_NOTIFIED else None
-        orders.notify(self._database, channel)
         if case.alternative == OUTBOX:
             self._relay.start(relay, url, kafka)
         else:

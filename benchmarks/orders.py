@@ -9,13 +9,12 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError
 
-from dualwrite.relay import table_sql
 from records import SIZE, VerificationError, check_records, record
 
 _ACCOUNTS: Final = 10_000  # enough that 8 writers rarely need the same row
 _BALANCE: Final = 1_000_000
 CHANNEL: Final = "benchmark_outbox"
-"""Where PostgreSQL notifies the relay of new rows."""
+"""Where a relay is notified of new rows."""
 
 _metadata: Final = sa.MetaData()
 _accounts: Final = sa.Table(
@@ -105,14 +104,6 @@ def prepare(database: sa.Engine) -> None:
     _metadata.create_all(database)
     with database.begin() as connection:
         connection.execute(sa.insert(_accounts), [{"id": number, "balance": _BALANCE} for number in range(_ACCOUNTS)])
-
-
-def notify(database: sa.Engine, channel: str | None) -> None:
-    """Have a trigger notify the channel of new rows, as `dualwrite relay create-table --listen` does; None: none does."""
-    with database.begin() as connection:
-        connection.execute(sa.text(f"DROP FUNCTION IF EXISTS {_outbox.name}_notify() CASCADE"))
-        for statement in [] if channel is None else table_sql(database, _outbox.name, channel=channel)[1:]:
-            connection.exec_driver_sql(statement)
 
 
 def publish_one(database: sa.Engine, topic: str, limit: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 import sqlalchemy as sa
@@ -11,7 +12,7 @@ from relay_scene import RelayScene, key_of, running
 import dualwrite
 from dualwrite import Relay
 from dualwrite.errors import ConfigurationError, FencedError, UsageError
-from dualwrite.relay import BatchOptions, create_table
+from dualwrite.relay import BatchOptions, Notifier, create_table
 from fixtures.pace import until, until_recorded
 
 
@@ -113,9 +114,56 @@ def test_a_notification_wakes_the_relay_up(on_postgres: RelayScene) -> None:
     scene.check(range(9))
 
 
+def insert_and_notify(scene: RelayScene, notifier: Notifier) -> None:
+    scene.insert(1)
+    notifier.notify()
+
+
+def test_a_notifier_wakes_the_relay_up_without_a_trigger(on_postgres: RelayScene, caplog: pytest.LogCaptureFixture) -> None:
+    scene = on_postgres
+    with running(scene, listen="quiet", poll=1000, longest_poll=1000, lease=60) as relay:
+        url = scene.engine.url.update_query_dict({"application_name": "ringing"})
+        with Notifier(url, "quiet") as notifier:
+            for number in (1, 2):
+                insert_and_notify(scene, notifier)
+                until(lambda number=number: relay.published == number)
+            with scene.engine.begin() as connection:
+                query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ringing'"
+                assert connection.scalar(sa.text(query))
+            notifier.notify()
+            until(lambda: "can't notify" in caplog.text, "its connection is found to be broken")
+            insert_and_notify(scene, notifier)
+            until(lambda: relay.published == 3)
+            insert_and_notify(scene, notifier)  # `close` waits for that
+        until(lambda: relay.published == 4)
+        notifier.notify()
+    assert [record.levelname for record in caplog.records if "can't notify" in record.getMessage()] == ["WARNING"]
+    scene.check(range(4))
+
+
+def test_a_notifier_in_a_forked_child(on_postgres: RelayScene) -> None:
+    scene = on_postgres
+    options = {"listen": "forked", "poll": 1000, "longest_poll": 1000, "lease": 60}
+    with running(scene, **options) as relay, Notifier(scene.url, "forked") as notifier:
+        insert_and_notify(scene, notifier)
+        until(lambda: relay.published == 1)
+        scene.insert(1)
+        if (child := os.fork()) == 0:
+            notifier.notify()
+            notifier.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        until(lambda: relay.published == 2)
+        insert_and_notify(scene, notifier)
+        until(lambda: relay.published == 3)
+    scene.check(range(3))
+
+
 def test_only_postgresql_notifies(on_sqlite: RelayScene) -> None:
     with pytest.raises(ConfigurationError, match="poll"), on_sqlite.relay(listen="outbox"):
         pass
+    with pytest.raises(ConfigurationError, match="NOTIFY"):
+        Notifier(on_sqlite.url, "outbox")
     with pytest.raises(ConfigurationError, match="NOTIFY"):
         create_table(on_sqlite.engine, channel="outbox")
 

@@ -8,6 +8,7 @@ pool's `JournalKeeper`.
 from dualwrite.relay.dead_letters import DeadLetter, DeadLetters
 from dualwrite.relay.drain import BatchOptions
 from dualwrite.relay.layout import DEBEZIUM, GENERIC, OutboxLayout
+from dualwrite.relay.notifier import Notifier
 from dualwrite.relay.options import RelayOptions
 from dualwrite.relay.outbox_table import create_table, table_sql
 from dualwrite.relay.relay import Relay
@@ -19,6 +20,7 @@ __all__ = [
     "BatchOptions",
     "DeadLetter",
     "DeadLetters",
+    "Notifier",
     "OutboxLayout",
     "Relay",
     "RelayOptions",
