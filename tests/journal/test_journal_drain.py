@@ -6,6 +6,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -13,10 +14,10 @@ import sqlalchemy as sa
 from crash.databases import Databases
 from dualwrite import FencedError, LostTransactionError
 from dualwrite.devcluster import DevCluster
-from dualwrite.errors import HostClockError
+from dualwrite.errors import HostClockError, StoreError
 from dualwrite.relay.dead_letters import DeadLetters
 from dualwrite.relay.drain import Drain, Turn
-from dualwrite.relay.journal_drain import JournalDrain
+from dualwrite.relay.journal_drain import JournalDrain, JournalSource
 from dualwrite.state import PreparedTxnState
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution
 from dualwrite.stores.journal import JournalEntry
@@ -179,6 +180,28 @@ def test_a_drainer_that_fails_in_a_batch_publishes_it_once(at: DrainScene, point
     at.drain()
     assert not at.gate.is_open
     assert at.published == [message(1), message(2)]
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"])
+def test_entries_that_somebody_else_deletes_are_not_published(at: DrainScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the batch was read, and before it is removed."""
+    at.write(1, 2, 3)
+    read = JournalSource.read
+
+    def read_then_delete(source: JournalSource, connection: sa.Connection, most: int, size: int) -> Any:
+        found = read(source, connection, most, size)
+        with at.store.engine.begin() as other:
+            other.execute(sa.text("DELETE FROM dualwrite_journal WHERE id = :id"), {"id": found[0][1].id})
+        monkeypatch.undo()
+        return found
+
+    monkeypatch.setattr(JournalSource, "read", read_then_delete)
+    with at.connect() as writer:
+        drain = JournalDrain(writer, at.prefix, "test", keeps_open=True)
+        with pytest.raises(StoreError, match="3 journal entries were to be deleted, and 2 were"):
+            drain.turn()
+        assert drain.turn().published == 2
+    assert at.published == [message(1), message(3)]
 
 
 def test_nothing_is_published_while_an_earlier_batch_is_lost(at: DrainScene) -> None:

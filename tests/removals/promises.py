@@ -1469,6 +1469,30 @@ PROMISES: Final = (
         ("journaled/test_later.py::test_a_message_is_published_when_its_time_has_come",),
     ),
     Removal(
+        "a caller that waits has its turn",
+        "pool/fair_queue.py",
+        "self._waiting.popleft().put(item)",
+        "self._waiting.pop().put(item)",
+        (
+            "unit/test_fair_queue.py::test_those_that_wait_get_them_in_their_order_and_before_the_one_that_puts_them_back",
+            "journaled/test_journaled_pool.py::test_more_callers_than_places_take_turns",
+        ),
+    ),
+    Removal(
+        "a journal is counted while its publisher waits",
+        "relay/journal_keeper.py",
+        "        self._count.start_if_open()\n",
+        "",
+        ("journaled/test_journaled_pool.py::test_a_limit_holds_while_the_process_that_publishes_waits_for_kafka",),
+    ),
+    Removal(
+        "a batch that was read before is not published if somebody else has removed some of it",
+        "relay/journal_drain.py",
+        "        if deleted != len(rows):\n",
+        "        if deleted > len(rows):\n",
+        ("journal/test_journal_drain.py::test_entries_that_somebody_else_deletes_are_not_published",),
+    ),
+    Removal(
         "a pool that ends publishes what is left",
         "relay/journal_publisher.py",
         "            self._publish_rest()\n",
