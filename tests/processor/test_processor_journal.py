@@ -197,7 +197,7 @@ def test_a_full_journal_is_blamed_on_no_message(
 
         options = {"batch": 5, "attempts": 1, "dead_letter_topic": dead}
         with scene.running(patient, runner=pool, **options, **PATIENT):
-            until(lambda: "the journal is full" in caplog.text, "a batch is refused")
+            until(lambda: "is full: it has" in caplog.text, "a batch is refused")
             is_refused.set()
             brisk.start()
             scene.wait_for(range(COUNT))
