@@ -1480,7 +1480,7 @@ PROMISES: Final = (
     ),
     Removal(
         "a journal is counted while its publisher waits",
-        "relay/journal_keeper.py",
+        "relay/journal_publisher.py",
         "        self._count.start_if_open()\n",
         "",
         ("journaled/test_journaled_pool.py::test_a_limit_holds_while_the_process_that_publishes_waits_for_kafka",),
