@@ -37,6 +37,7 @@ ABOUT_NOTHING = {
     "pool/calls.py",  # a unit
     "processor/processor.py",  # the transaction of a processor, which may have no id
     "recipe/idle.py",  # all writers
+    "relay/notifier.py",  # a channel
     "spark/source.py",  # a function of the user
     "stores/base.py",  # a database
     "stores/sql/postgresql.py",
