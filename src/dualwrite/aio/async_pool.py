@@ -245,8 +245,8 @@ class AsyncWriterPool(Generic[A]):
             if local:
                 raise local_on_connection()
             return joining(self._pool).on_async_connection(connection, timeout)
-        options = self.with_options(timeout=timeout, local=local)
-        return self._transaction(options._bound)  # noqa: SLF001  (of the same class)
+        pool = self if timeout is None and not local else self.with_options(timeout=timeout, local=local)
+        return self._transaction(pool._bound)  # noqa: SLF001  (of the same class)
 
     @asynccontextmanager
     async def _transaction(self, bound: BoundPool[Any]) -> AsyncIterator[AsyncTransaction[A]]:

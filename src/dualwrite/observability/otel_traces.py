@@ -118,10 +118,6 @@ class _Unit:
     def current(self) -> AbstractContextManager[object]:
         return ContextBlock(trace.set_span_in_context(self.span), self.raised)
 
-    def note(self, name: str, content: str | int) -> None:
-        """Set an attribute."""
-        self.span.set_attribute(name, content)
-
     def raised(self, error: BaseException | None) -> None:
         """Note what the unit has raised, if anything, at that time; perhaps in two threads."""
         if error is not None and error is not self._raised:
@@ -254,7 +250,7 @@ class _Traces:
     def _formed(self, event: events.GroupFormed) -> None:
         if (found := self._open.get(event.number)) is not None:
             for unit in found.taking_part:
-                unit.note(names.GROUP_SIZE, event.units)
+                unit.span.set_attribute(names.GROUP_SIZE, event.units)
 
     def _delivered(self, event: events.MessagesDelivered) -> None:
         if (found := self._open.get(event.number)) is not None and event.messages:
@@ -277,7 +273,7 @@ class _Traces:
         for unit in found.taking_part:
             unit.outcome = names.JOURNALED if event.outcome == "journaled" else names.COMMITTED
             if event.was_in_doubt:
-                unit.note(names.WAS_IN_DOUBT, content=True)
+                unit.span.set_attribute(names.WAS_IN_DOUBT, value=True)
 
     def _failed(self, event: events.TransactionRolledBack | events.TransactionInDoubt | events.TransactionLost) -> None:
         """Note the outcome. Unless it is rolled back, a commit is what has failed: Kafka's, if the database has committed."""
@@ -289,7 +285,7 @@ class _Traces:
             self._step(found, event, name, seconds, error=event.error)
         for unit in found.taking_part:
             unit.outcome = _FAILURES[type(event)]
-            unit.note(names.LANE, event.lane)
+            unit.span.set_attribute(names.LANE, event.lane)
 
     def _step(
         self,
@@ -314,7 +310,7 @@ class _Traces:
             attributes[names.MESSAGE_COUNT] = messages
         for unit in transaction.taking_part:
             if is_first:
-                unit.note(names.LANE, event.lane)
+                unit.span.set_attribute(names.LANE, event.lane)
             parent = trace.set_span_in_context(unit.span, _NO_CONTEXT)
             span = self._tracer.start_span(name, context=parent, kind=kind, attributes=attributes, start_time=start)
             if error is not None:

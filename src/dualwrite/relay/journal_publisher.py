@@ -13,8 +13,6 @@ from hashlib import blake2s
 from math import inf
 from typing import ClassVar, Final
 
-from sqlalchemy import func, select
-
 from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError
 from dualwrite.observability.logs import SubjectLogger
@@ -23,7 +21,7 @@ from dualwrite.opening import Kafka
 from dualwrite.pool.pool_ids import LeasedIds
 from dualwrite.relay.drain import Turn, sql_store
 from dualwrite.relay.journal_keeper import JournalKeeper
-from dualwrite.relay.listener import Listener
+from dualwrite.relay.listener import NOTIFY_PAUSE_SECONDS, Listener, notification
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.journal import JournalLimits
@@ -37,9 +35,6 @@ _LOOK_SECONDS: Final = 0.5
 
 _POLL_SECONDS: Final = 0.05
 """Seconds between two looks for messages of other processes, if the database can't notify; and for one that is due."""
-
-_PAUSE_SECONDS: Final = 0.005
-"""Seconds between two notifications: one is enough for all that is committed meanwhile."""
 
 _APART_SECONDS: Final = 0.015
 """Seconds between the beginnings of two batches, unless the first takes longer: with more messages in each, they cost less."""
@@ -113,10 +108,9 @@ class JournalPublisher(JournalKeeper):
 
     def _notify(self) -> None:
         """Tell the process that publishes that there is something."""
-        self._stopping.wait(_PAUSE_SECONDS)
+        self._stopping.wait(NOTIFY_PAUSE_SECONDS)
         if self._can_notify:
-            notify = select(func.pg_notify(self._channel, ""))
-            self._short.query(lambda connection: connection.execute(notify).first(), "notifying the publisher")
+            self._short.query(lambda on: on.execute(notification(self._channel)).first(), "notifying the publisher")
 
     def _done(self, turn: Turn) -> None:
         super()._done(turn)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, Select, func, select
 
 from dualwrite.deadline import Pauses
 from dualwrite.errors import ConfigurationError
@@ -16,6 +16,9 @@ from dualwrite.observability.logs import SubjectLogger, if_unexpected
 from dualwrite.stores.sql.home import quoted
 
 log = SubjectLogger(__name__)
+
+NOTIFY_PAUSE_SECONDS: Final = 0.005
+"""Seconds before a notification: one is enough for all that is committed meanwhile."""
 
 _LOOK_SECONDS: Final = 0.5
 """Seconds between two looks at whether to stop."""
@@ -31,6 +34,11 @@ _SILENT: Final = (
     "LISTEN: no notification arrives on %r, so the relay polls, and a row may wait for `longest_poll`: a pooler in transaction "
     "mode, such as PgBouncer's, forwards none; connect to PostgreSQL itself, or by a pool in session mode"
 )
+
+
+def notification(channel: str) -> Select[Any]:
+    """The statement that notifies whoever listens on a channel."""
+    return select(func.pg_notify(channel, ""))
 
 
 class Listener:
@@ -91,7 +99,7 @@ class Listener:
             self._pauses.reset()
             self._ring()  # for what was inserted before
             with self._engine.begin() as another:  # a pooler may forward what the same connection has sent
-                another.execute(select(func.pg_notify(self._channel, "")))
+                another.execute(notification(self._channel))
             waits_until: float | None = time.monotonic() + _ARRIVAL_SECONDS
             while not self._stopping.is_set():
                 for _ in connection.notifies(timeout=_LOOK_SECONDS, stop_after=1):

@@ -5,17 +5,15 @@ from __future__ import annotations
 import threading
 from typing import Final, Self
 
-from sqlalchemy import URL, Engine, func, select
+from sqlalchemy import URL, Engine
 
 from dualwrite import process
 from dualwrite.errors import ConfigurationError
 from dualwrite.observability.logs import SubjectLogger, if_unexpected
+from dualwrite.relay.listener import NOTIFY_PAUSE_SECONDS, notification
 from dualwrite.stores.sql.engines import make_engine, parse_url
 
 log = SubjectLogger(__name__)
-
-_PAUSE_SECONDS: Final = 0.005
-"""Seconds between two notifications: one is enough for all that is committed meanwhile."""
 
 _JOIN_SECONDS: Final = 2.0
 
@@ -50,7 +48,7 @@ class Notifier:
                 f"Only PostgreSQL has NOTIFY, but the database is {self._engine.dialect.name}.",
                 next_step="leave the notifier out: a relay polls, at most every `longest_poll` seconds",
             )
-        self._ring = select(func.pg_notify(channel, ""))
+        self._ring = notification(channel)
         self._channel = channel
         self._begin_again()
 
@@ -103,7 +101,7 @@ class Notifier:
         is_known = is_last = False
         while not is_last:
             self._asked.wait()
-            is_last = self._stopping.wait(_PAUSE_SECONDS)
+            is_last = self._stopping.wait(NOTIFY_PAUSE_SECONDS)
             self._asked.clear()
             try:
                 with self._engine.begin() as connection:

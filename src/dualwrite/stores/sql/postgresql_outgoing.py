@@ -180,6 +180,8 @@ class PostgresqlOutgoing(Outgoing):
             self._raw.__dict__.pop("wait", None)
 
     def set_local(self, settings: Mapping[str, str]) -> None:
+        if not settings and not self._in_force and self._change is None:
+            return
         found = change(self._in_force, settings)
         if found is None or self._raw.pgconn.pipeline_status == PipelineStatus.OFF:
             self._change = None if found is None else (_Text(self._raw).with_values(found.statement, found.values), found.then)
