@@ -176,11 +176,25 @@ def test_units_that_run_one_by_one(pool: WriterPool[Any], scene: Scene, tables: 
     assert seen(tables) == {0: "red", 10: "red", 11: ""}
 
 
-def test_a_unit_that_executes_nothing_sets_nothing(pool: WriterPool[Any], scene: Scene, tables: sa.Engine) -> None:
+def test_a_unit_that_executes_nothing_sets_nothing(
+    pool: WriterPool[Any], scene: Scene, tables: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     units = [(RED, only_send), (NONE, write), (GREEN, only_send), (RED, write), (GREEN, only_send)]
+    monkeypatch.setattr(local_settings, "_REMEMBERED_SECONDS", 10 * LIMIT)
+    first = in_one_group(pool, (RED, tenant_of), (GREEN, tenant_of))
+    assert [future.result() for future in first] == ["red", "green"]
     in_one_group(pool, *((local, partial(unit, scene=scene, number=n)) for n, (local, unit) in enumerate(units)))
     assert seen(tables) == {1: "", 3: "red"}
     assert scene.messages() == [0, 1, 2, 3, 4]
+
+
+def test_a_refused_value_of_a_unit_that_executes_nothing(pool: WriterPool[Any], scene: Scene, tables: sa.Engine) -> None:
+    """No statement sees it: neither those of other units nor our own between them."""
+    bad = {"plpgsql.variable_conflict": "bogus"}
+    units = [(bad, only_send), (RED, write), (bad, only_send), (GREEN, write)]
+    futures = in_one_group(pool, *((local, partial(unit, scene=scene, number=n)) for n, (local, unit) in enumerate(units)))
+    assert [future.exception() for future in futures] == [None] * 4
+    assert seen(tables) == {1: "red", 3: "green"}
 
 
 def test_savepoints_of_the_unit_keep_its_settings(pool: WriterPool[Any], scene: Scene, tables: sa.Engine) -> None:

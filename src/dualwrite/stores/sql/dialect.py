@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -198,6 +198,10 @@ class Outgoing:
 
     def set_local(self, settings: Mapping[str, str]) -> None:
         """See `StoreTransaction.set_local`."""
+
+    def without_settings(self) -> AbstractContextManager[None]:
+        """A block for statements of ours: settings wait for the unit's own, whose error it is if one of them is refused."""
+        return nullcontext()
 
     def unit_undone(self) -> None:
         """Note that the savepoint UNIT was rolled back to, or is about to be."""

@@ -12,7 +12,8 @@ import re
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -203,15 +204,23 @@ class PostgresqlOutgoing(Outgoing):
             raise self.error
         if not self._waiting:
             return
-        settings, self._change = self._change, None
-        try:
-            with self._raw.lock:
-                self._send_alone(self._taken())
-        except BaseException as error:
-            self._keep(error)
-            raise
-        self._change = settings
+        with self.without_settings():
+            try:
+                with self._raw.lock:
+                    self._send_alone(self._taken())
+            except BaseException as error:
+                self._keep(error)
+                raise
+
+    @contextmanager
+    def without_settings(self) -> Iterator[None]:
+        kept, self._change = self._change, None
         self._hook()
+        try:
+            yield
+        finally:
+            self._change = kept
+            self._hook()
 
     def send_last(self) -> None:
         if self._has_begun and self.error is None:

@@ -10,7 +10,6 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Update, select
@@ -140,10 +139,13 @@ class SqlStoreTransaction(RecordingTransaction):
         self._guard.end_batch()  # SQLAlchemy reads each response
         return self._units.used_session(self._open_connection())
 
-    def own_statements(self) -> AbstractContextManager[Connection]:
+    @contextlib.contextmanager
+    def own_statements(self) -> Iterator[Connection]:
         """The connection, for statements of our own within the block, whatever the user's handle and its options are."""
         self._guard.end_batch()  # SQLAlchemy reads each response
-        return self._open_connection().own_statements()
+        connection = self._open_connection()
+        with self._outgoing.without_settings(), connection.own_statements():
+            yield connection
 
     def async_handle(self, thread: TransactionThread) -> Any:
         """An AsyncConnection."""
