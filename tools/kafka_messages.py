@@ -22,7 +22,7 @@ MODULE: Final = HERE.parent / "src/dualwrite/kafka/client/messages_generated.py"
 
 MESSAGES: Final = {
     # Where a range begins, it is with the newest version of Apache Kafka 3.0, the oldest release that dualwrite supports.
-    "ApiVersions": range(3, 5),
+    "ApiVersions": range(3, 6),
     "SaslHandshake": range(1, 2),
     "SaslAuthenticate": range(2, 3),
     "Metadata": range(11, 14),
@@ -30,7 +30,7 @@ MESSAGES: Final = {
     "InitProducerId": range(4, 7),
     "Produce": range(12, 13),  # the first that adds its partitions to the transaction (KIP-890); v13 names topics by id
     "EndTxn": range(3, 6),
-    "TxnOffsetCommit": range(5, 6),  # as Produce v12
+    "TxnOffsetCommit": range(5, 7),  # as Produce v12; v6 names topics by id
     "DescribeTransactions": range(1),
     "ListTransactions": range(3),
     "DescribeProducers": range(1),
@@ -49,7 +49,8 @@ MESSAGES: Final = {
 DATA: Final = {"ConsumerProtocolAssignment": range(3, 4)}  # v0 to v3 are the same; a newer one is read as the newest known
 """What clients write into other messages; only read."""
 
-ALSO_READ: Final = {"ApiVersionsResponse": (0,)}  # with an error, whatever the version of the request (KIP-511)
+ALSO_READ: Final = {"ApiVersionsResponse": (0,)}  # with UNSUPPORTED_VERSION, whatever the version of the request (KIP-511)
+_UNSUPPORTED_VERSION: Final = 35
 
 TAGGED: Final = {"ApiVersionsResponse": ("SupportedFeatures", "FinalizedFeatures")}
 
@@ -191,7 +192,7 @@ class Generator:
         ]
         for each in made.nested:
             self._nested(each, made.name, is_read=False)
-        form = "0 if fields.peek_int16() else version" if answer in ALSO_READ else "version"
+        form = f"0 if fields.peek_int16() == {_UNSUPPORTED_VERSION} else version" if answer in ALSO_READ else "version"
         response = (
             f"def response(self, fields: Fields, version: int) -> {answer}:",
             f"    return {answer}.read(fields, {form})",
@@ -332,11 +333,11 @@ class Generator:
             yield from _read_tags([one for one in made.fields if one.tag is not None])
 
     def _read_numbers(self, run: Sequence[Field]) -> Iterator[str]:
-        names = ", ".join(each.name for each in run)
+        names = ", ".join(f"{each.name}_bytes" if each.kind == "uuid" else each.name for each in run)
         yield f"    {names if len(run) > 1 else f'({names},)'} = fields.numbers({self._format(run)})"
         for each in run:
             if each.kind == "uuid":
-                yield f"    {each.name} = UUID(bytes={each.name})"
+                yield f"    {each.name} = UUID(bytes={each.name}_bytes)"
 
     def _format(self, run: Sequence[Field]) -> str:
         made = "".join(_NUMBERS[each.kind] for each in run)

@@ -219,6 +219,8 @@ class ConsumedOffset:
         offset: The offset of the next message to read.
         leader_epoch: The leader epoch of the last message read, or -1.
         metadata: Free text of the consumer.
+        topic_id: Kafka's id of the topic that was read: Kafka 4.4 commits the offset for no other topic of that name
+            (TxnOffsetCommit v6). Empty if it is not known.
     """
 
     topic: str
@@ -226,6 +228,7 @@ class ConsumedOffset:
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
+    topic_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,10 +446,11 @@ def _offsets_text(groups: Iterable[GroupOffsets]) -> str:
     """The offsets as a member of the stored JSON; their number is small, and few transactions have them."""
     listed = []
     for group in groups:
-        topics: dict[str, list[Any]] = {}
+        topics: dict[tuple[str, str], list[Any]] = {}
         for one in group.offsets:
             numbers = [one.partition, one.offset, one.leader_epoch, one.metadata]
-            topics.setdefault(one.topic, [one.topic]).extend(numbers)
+            topic = [one.topic, one.topic_id] if one.topic_id else one.topic
+            topics.setdefault((one.topic, one.topic_id), [topic]).extend(numbers)
         listed.append([group.group_id, *topics.values()])
     return f',"offsets":{json.dumps(listed, separators=(",", ":"))}'
 
@@ -454,12 +458,14 @@ def _offsets_text(groups: Iterable[GroupOffsets]) -> str:
 def _parsed_group(stored: Any) -> GroupOffsets:
     group_id, *topics = stored
     found = []
-    for topic, *numbers in topics:
+    for named, *numbers in topics:
+        topic, topic_id = named if isinstance(named, list) else (named, "")
         if len(numbers) % _OFFSET:
             raise ValueError(f"{topic!r} has {len(numbers)} numbers")
         for at in range(0, len(numbers), _OFFSET):
             partition, offset, leader_epoch, metadata = numbers[at : at + _OFFSET]
-            found.append(ConsumedOffset(str(topic), int(partition), int(offset), int(leader_epoch), str(metadata)))
+            given = int(partition), int(offset), int(leader_epoch), str(metadata)
+            found.append(ConsumedOffset(str(topic), *given, str(topic_id)))
     return GroupOffsets(str(group_id), tuple(found))
 
 

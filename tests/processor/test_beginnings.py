@@ -14,6 +14,7 @@ from confluent_kafka.admin import NewPartitions
 from processor_scene import PARTITIONS, ProcessorScene, Running
 
 import dualwrite
+from crash.databases import Databases
 from dualwrite.cli import main
 from dualwrite.errors import (
     ConfigurationError,
@@ -27,10 +28,11 @@ from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.topic_admin import admin_client
 from dualwrite.processor.progress import Progress
 from dualwrite.stores.positions import Move, Partition, Position, Positions
-from fixtures.broker import make_topic
+from fixtures.broker import make_topic, started
 from fixtures.pace import LIMIT, until, until_received
 from fixtures.producing import producing
 from fixtures.tiers import thinned
+from processor.conftest import BRISK
 
 NewName = Callable[[str], str]
 RECIPES = ["database", "kafka"]
@@ -257,6 +259,24 @@ def test_a_topic_recreated_while_the_processor_runs(scene: ProcessorScene, offse
     assert error.topic == scene.source
     found = scene.agree()
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.soak
+def test_kafka_4_4_refuses_offsets_of_the_topic_before(
+    databases: Databases, new_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a look at the topic's id, which comes only every few seconds."""
+    monkeypatch.setattr("dualwrite.processor.loop._CHECK_SECONDS", 10**6)
+    with started(kafka_version="4.4.0", config=BRISK) as cluster:
+        scene = ProcessorScene(databases.scene("sqlite", cluster).events, cluster, new_name)
+        scene.produce(range(8))
+        with scene.running(offsets="kafka") as running:
+            scene.wait_for(range(8))
+            make_again(scene)
+            scene.produce(range(100, 116))
+            error = running.ended()
+    assert isinstance(error, TopicReplacedError), error
+    assert "the offsets of the transaction belong to the old one" in str(error)
 
 
 @pytest.mark.slow

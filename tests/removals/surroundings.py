@@ -58,6 +58,23 @@ SURROUNDINGS: Final[tuple[Removal, ...]] = (
         "*chosen, *(each for name in names for each in store.elsewhere(name, seen) if False)",
         ("crash/test_wrong_cluster.py::test_moving_one_id_moves_all_ids_of_its_name",),
     ),
+    Removal(
+        "a broker is told which one it should be",
+        "kafka/client/brokers.py",
+        "ConnectionAttempt(address, self.config, self._expected(address))",
+        "ConnectionAttempt(address, self.config)",
+        (
+            "kafka/test_kafka_4_4.py::test_a_broker_confirms_that_it_is_the_wanted_one",
+            "kafka/test_kafka_4_4.py::test_another_broker_of_the_cluster_is_taken_once_metadata_was_forgotten",
+        ),
+    ),
+    Removal(
+        "offsets are of the topic that was read",
+        "kafka/native/registration.py",
+        "and all(each.topic_id for each in offsets)",
+        "and False",
+        ("kafka/test_kafka_4_4.py::test_offsets_are_of_the_topic_that_was_read",),
+    ),
     # --- a refusal is not an outage -------------------------------------------------------------------------------------------
     #
     Removal(

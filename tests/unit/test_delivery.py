@@ -25,12 +25,12 @@ places = st.builds(Place, topics, partitions, offsets, counts) | st.builds(
 )
 moments = st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.replace(microsecond=moment.microsecond // 1000 * 1000))
 
-
-consumed = st.builds(ConsumedOffset, topics, partitions, st.integers(0, 2**63 - 1), st.integers(-1, 2**31 - 1), st.text())
+ids = st.sampled_from(["", "6f1d8f0e-8a44-4b0f-9c59-0f9f4be8d2a1"])
+consumed = st.builds(ConsumedOffset, topics, partitions, st.integers(0, 2**63 - 1), st.integers(-1, 2**31 - 1), st.text(), ids)
 groups = st.builds(
     GroupOffsets,
     st.text(min_size=1),
-    st.lists(consumed, max_size=5).map(lambda listed: tuple(sorted(listed, key=lambda one: one.topic))),
+    st.lists(consumed, max_size=5).map(lambda listed: tuple(sorted(listed, key=lambda one: (one.topic, one.topic_id)))),
 )
 
 

@@ -25,17 +25,17 @@ CLIENT = "dualwrite"
 _message: Any = ApiMessage
 
 
-class ConsumerGroupDescribeRequest(_message, load_json="schemas"):
-    """Not in kafka-python: its classes, of our copy of the definition."""
+OWN = {
+    file.stem: type(_message)(file.stem, (_message,), {}, load_json="schemas")
+    for file in sorted((kafka_messages.HERE / "schemas").glob("*.json"))
+}
+"""Messages, or versions of them, that kafka-python does not have: its classes, of our copies of the definitions."""
 
-
-class ConsumerGroupDescribeResponse(_message, load_json="schemas"):
-    pass
+DESCRIBED_GROUP: Any = OWN["ConsumerGroupDescribeResponse"].DescribedGroup
 
 
 def theirs(name: str) -> Any:
-    own = {kind.__name__: kind for kind in (ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse)}
-    return own.get(name) or next(getattr(m, name) for m in (admin, consumer, metadata, producer, sasl) if hasattr(m, name))
+    return OWN.get(name) or next(getattr(m, name) for m in (admin, consumer, metadata, producer, sasl) if hasattr(m, name))
 
 
 # --- fields -------------------------------------------------------------------------------------------------------------------
@@ -91,11 +91,7 @@ def as_theirs(made: Structure, kind: Any, fields: Mapping[str, Any], **more: Any
         if one.struct is not None and given is not None:
             inner, nested = one.struct, getattr(kind, one.element)
             given = [as_theirs(inner, nested, each) for each in given] if one.is_array else as_theirs(inner, nested, given)
-        elif (
-            name.endswith("authorized_operations")
-            and kind is not ConsumerGroupDescribeResponse.DescribedGroup
-            and one.number == "i"
-        ):
+        elif name.endswith("authorized_operations") and kind is not DESCRIBED_GROUP and one.number == "i":
             name = "authorized_operations"
             given = {bit for bit in range(32) if given & 1 << bit}
         arguments[name] = given

@@ -17,6 +17,7 @@ from dualwrite.kafka.base import GroupMetadata
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.inspect import TopicMetadata
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer
+from dualwrite.state import ConsumedOffset
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
 from dualwrite.transaction import Transaction, opened
@@ -192,15 +193,16 @@ class KafkaKeeping(PositionKeeping):
         return changed
 
     def move(self, consumer: GroupConsumer, moves: Sequence[Move], tx: Transaction[Any]) -> None:
-        self._check_membership(consumer)
-        tx.send_offsets(consumer.member, _offsets(moves))
+        group = self._check_membership(consumer)
+        positions = [ConsumedOffset(*move.key, move.after.offset, topic_id=move.after.topic_id) for move in moves]
+        opened(tx).send_positions(positions, group)
 
     def reset(self, consumer: GroupConsumer, moves: Sequence[Move]) -> None:
         """Only a member of the current generation can do this."""
         consumer.offsets.commit(_offsets(moves))
 
-    def _check_membership(self, consumer: GroupConsumer) -> None:
-        """Check that the consumer is still a member: the coordinator accepts offsets without a membership from any client.
+    def _check_membership(self, consumer: GroupConsumer) -> GroupMetadata:
+        """The consumer's membership, which it still has: the coordinator accepts offsets without one from any client.
 
         Raises:
             ProducerFencedError: The membership has ended, and librdkafka has noticed that.
@@ -213,6 +215,7 @@ class KafkaKeeping(PositionKeeping):
                 code=ErrorCode.UNKNOWN_MEMBER_ID,
                 name=ErrorCode.UNKNOWN_MEMBER_ID.name,
             )
+        return group
 
 
 def _offsets(moves: Sequence[Move]) -> dict[Partition, int]:

@@ -381,7 +381,8 @@ class Progress:
             log.warning(message, *key, where, position, offset=position, **fields)
 
     def _moves(self, after: Mapping[Partition, int]) -> list[Move]:
-        return [Move(self._known.get(key), self._at(key, offset)) for key, offset in after.items()]
+        """What Kafka keeps has no topic's id; but it can refuse offsets of another topic than the one that was read."""
+        return [Move(self._known.get(key), Position(*key, offset, self._ids.get(key, ""))) for key, offset in after.items()]
 
     def _at(self, key: Partition, offset: int) -> Position:
         return Position(*key, offset, self._ids.get(key, "") if self._keeping.in_database else "")

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from dualwrite import process
 from dualwrite.deadline import Deadline
@@ -48,7 +48,22 @@ _REQUEST_QUOTA: Final = "request_percentage"
 PRODUCE_QUOTA: Final = f"producer_byte_rate or {_REQUEST_QUOTA}"
 _QUOTAS: Final = {"ProduceResponse": PRODUCE_QUOTA, "FetchResponse": f"consumer_byte_rate or {_REQUEST_QUOTA}"}
 
+_IDENTITY: Final = 5
+"""ApiVersions: the first version that names the cluster and the node that a client wants (KIP-1242, Kafka 4.4)."""
+
 _Response = TypeVar("_Response")
+
+
+class Node(NamedTuple):
+    """A broker, as metadata names it.
+
+    Args:
+        cluster_id: Kafka's `cluster.id`.
+        node_id: Its `node.id`.
+    """
+
+    cluster_id: str
+    node_id: int
 
 
 class Framing:
@@ -138,6 +153,10 @@ class ConnectionLostError(Exception):
         self.reason = reason
 
 
+class RebootstrapRequiredError(ConnectionLostError):
+    """The broker requires that the client begins anew with its bootstrap servers (KIP-1102), or is not the expected one."""
+
+
 class ConnectionThrottledError(ConnectionLostError):
     """A quota holds back requests for longer than the caller can wait; nothing was sent, and the connection stays open."""
 
@@ -214,15 +233,26 @@ class Connection:
 
     Opening it takes at most `socket.connection.setup.timeout.ms`.
 
+    Args:
+        address: The broker's address.
+        config: The settings.
+        deadline: The limit for opening it.
+        expected: Which broker should be there. It refuses a client that wants another one before it sees the client's login
+            (KIP-1242, Kafka 4.4); an older broker is not asked.
+
     Attributes:
         throttled_until: Until then a quota holds back requests (KIP-219): the broker would not read them, and `send` waits.
+        is_confirmed: Whether the broker has confirmed that it is the expected one.
 
     Raises:
         ConnectionLostError: The connection failed, or the broker did not respond.
+        RebootstrapRequiredError: It is another broker than the expected one.
         BrokerAuthorizationError: The broker refused the login, or its TLS certificate is not trusted.
     """
 
-    def __init__(self, address: Address, config: KafkaConfig, deadline: Deadline | None = None) -> None:
+    def __init__(
+        self, address: Address, config: KafkaConfig, deadline: Deadline | None = None, expected: Node | None = None
+    ) -> None:
         self.address = address
         self._config = config
         self._pid = process.pid
@@ -238,7 +268,7 @@ class Connection:
         limit = Deadline(config.connect_timeout) if deadline is None else deadline.within(config.connect_timeout)
         self._socket: socket.socket | None = open_socket(address, config, limit)
         with closed_on_error(self):
-            self._ask_versions(limit)
+            self.is_confirmed = self._ask_versions(expected, limit)
             self._log_in(limit)
 
     def fileno(self) -> int:
@@ -362,7 +392,7 @@ class Connection:
             data = plug.recv(_READ_SIZE)
             for number, response in self._framing.responses(data):
                 if getattr(response, "error_code", 0) == ErrorCode.REBOOTSTRAP_REQUIRED:  # it names no brokers and no cluster
-                    raise ConnectionLostError(self.address, ErrorCode.REBOOTSTRAP_REQUIRED.name)  # noqa: TRY301  (closed below)
+                    raise RebootstrapRequiredError(self.address, ErrorCode.REBOOTSTRAP_REQUIRED.name)  # noqa: TRY301  (closed below)
                 self._inboxes.pop(number).append((number, response))
                 if getattr(response, "throttle_time_ms", 0):
                     self._throttled(type(response).__name__, response.throttle_time_ms / 1000)
@@ -417,19 +447,30 @@ class Connection:
             raise ConnectionThrottledError(self.address, f"a quota holds back requests for {left:.3g} s")
         self.throttled_until = 0.0
 
-    def _ask_versions(self, deadline: Deadline) -> None:
-        response = self._versions(ApiVersionsRequest.NEWEST, deadline)
+    @property
+    def asks_for_identity(self) -> bool:
+        """Whether the broker checks that it is the one that a client expects."""
+        return self.supports(ApiVersionsRequest, _IDENTITY)
+
+    def _ask_versions(self, expected: Node | None, deadline: Deadline) -> bool:
+        """Ask the broker what it supports, and whether it is the expected one; whether it has confirmed that."""
+        version = _IDENTITY - 1 if expected is None else _IDENTITY
+        response = self._versions(version, expected, deadline)
         if response.error_code == ErrorCode.UNSUPPORTED_VERSION:
             known = [a.max_version for a in response.api_keys if a.api_key == ApiVersionsRequest.API_KEY]
-            response = self._versions(max((ApiVersionsRequest.OLDEST, *known)), deadline)
+            version = max((ApiVersionsRequest.OLDEST, *known))
+            response = self._versions(version, None, deadline)
         self.api_versions = {a.api_key: (a.min_version, a.max_version) for a in response.api_keys}
         self.features = {f.name: f.max_version_level for f in response.finalized_features}
         self.newest_features = {f.name: f.max_version for f in response.supported_features}
+        return version >= _IDENTITY and expected is not None
 
-    def _versions(self, version: int, deadline: Deadline) -> ApiVersionsResponse:
+    def _versions(self, version: int, expected: Node | None, deadline: Deadline) -> ApiVersionsResponse:
         request = ApiVersionsRequest(
             client_software_name="dualwrite", client_software_version=software_version(), version=version
         )
+        if expected is not None:
+            request.cluster_id, request.node_id = expected
         return self.call(request, deadline)
 
     def _log_in(self, deadline: Deadline) -> None:

@@ -12,9 +12,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import BrokerAuthorizationError, BrokerUnavailableError, ClusterMismatchError, DualWriteError
-from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, Inbox, about_the_cluster
+from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, Inbox, Node, about_the_cluster
 from dualwrite.kafka.client.config import Address, KafkaConfig
-from dualwrite.kafka.client.connecting import ConnectionAttempt
+from dualwrite.kafka.client.connecting import ConnectionAttempt, OtherNodeError
 from dualwrite.kafka.client.fields import Request
 from dualwrite.kafka.client.kafka_errors import error_name
 from dualwrite.kafka.client.messages_generated import FindCoordinatorRequest, MetadataRequest, MetadataResponse
@@ -63,8 +63,9 @@ class Network:
         self._aside: dict[Address, Connection] = {}
         self._openings: dict[Address, ConnectionAttempt] = {}
         self._coordinators: dict[tuple[int, str], Address] = {}
-        self._seen: dict[Address, None] = {}  # brokers known from metadata; the bootstrap servers may be replaced one day
+        self._nodes: dict[Address, int] = {}  # as brokers have named them; the bootstrap servers may be replaced one day
         self._cluster_id: str | None = None
+        self._has_identities = False  # whether brokers check that they are the ones that a client expects (KIP-1242)
         self._told: dict[Address, tuple[str, float]] = {}  # the cluster id, and when it was reported
 
     def connection(self, address: Address, deadline: Deadline | None = None) -> Connection:
@@ -90,17 +91,25 @@ class Network:
             found.close()
         opening = self._openings.get(address)
         if opening is None or not opening.is_ours:
-            self._openings[address] = opening = ConnectionAttempt(address, self.config)
+            self._openings[address] = opening = ConnectionAttempt(address, self.config, self._expected(address))
         if not opening.wait(deadline.left if wait is None else wait):
             return None
         del self._openings[address]
         if opening.error is not None:
+            if isinstance(opening.error, OtherNodeError):
+                self._nodes.pop(address, None)  # the next attempt takes whichever broker of the cluster is there
             raise opening.error
         made = opening.connection
         assert made is not None
+        self._has_identities = made.asks_for_identity
         self._check_cluster(made, opening.cluster_id)
         self._connections[address] = made
         return made
+
+    def _expected(self, address: Address) -> Node | None:
+        """Which broker should be at an address, if it can be asked whether it is that one; it is, or `_check_cluster` asks."""
+        node = self._nodes.get(address)
+        return None if node is None or not (self._has_identities and self._cluster_id) else Node(self._cluster_id, node)
 
     def _check_cluster(self, made: Connection, found: str) -> None:
         """Refuse a broker of another cluster: a host name may resolve to one while work on this cluster continues (rule CL).
@@ -165,7 +174,7 @@ class Network:
         """
         deadline = deadline or Deadline(self.config.connect_timeout)
         known = [a for a, c in self._connections.items() if c.usable]
-        untried = list(dict.fromkeys((*known, *self.config.bootstrap, *self._seen)))
+        untried = list(dict.fromkeys((*known, *self.config.bootstrap, *self._nodes)))
         failed: dict[Address, str] = {}
         refused: BrokerAuthorizationError | None = None
         while untried:
@@ -227,6 +236,7 @@ class Network:
         if not connection.supports(FindCoordinatorRequest, FindCoordinatorRequest.OLDEST):
             raise ConnectionLostError(connection.address, "the broker is older than Apache Kafka 3.0: no FindCoordinator v4")
         response = connection.call(FindCoordinatorRequest(key_type=kind, coordinator_keys=list(keys)), deadline)
+        self._nodes.update((Address(c.host, c.port), c.node_id) for c in response.coordinators if not c.error_code)
         return {
             found.key: CoordinatorUnavailableError(f"FindCoordinator returned {error_name(found.error_code)}", found.error_code)
             if found.error_code
@@ -268,7 +278,7 @@ class Network:
         """
         named = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
         response = self.any_broker(deadline).call(MetadataRequest(topics=named, allow_auto_topic_creation=True), deadline)
-        self._seen.update((Address(b.host, b.port), None) for b in response.brokers)
+        self._nodes.update((Address(b.host, b.port), b.node_id) for b in response.brokers)
         return response
 
     def cluster_id(self, deadline: Deadline | None = None) -> str:
@@ -285,7 +295,7 @@ class Network:
         """Every live broker by its node id, from a Metadata request."""
         response = self.any_broker(deadline).call(about_the_cluster(), deadline)
         found = {b.node_id: Address(b.host, b.port) for b in response.brokers}
-        self._seen.update((address, None) for address in found.values())
+        self._nodes.update((address, node) for node, address in found.items())
         return found
 
     def close(self) -> None:
@@ -299,7 +309,7 @@ class Network:
         self._openings.clear()
         self._coordinators.clear()
         self._told.clear()
-        self._seen.clear()
+        self._nodes.clear()
         self._cluster_id = None
 
 

@@ -16,7 +16,14 @@ from dualwrite import process
 from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerAuthorizationError
 from dualwrite.kafka.client.authentication import wrong_protocol
-from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError, NotKafkaError, about_the_cluster
+from dualwrite.kafka.client.broker_connection import (
+    Connection,
+    ConnectionLostError,
+    Node,
+    NotKafkaError,
+    RebootstrapRequiredError,
+    about_the_cluster,
+)
 from dualwrite.kafka.client.config import Address, KafkaConfig, Sasl
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.observability.logs import closed_on_error
@@ -34,12 +41,21 @@ _NOBODY: Final = Sasl("", "", "")  # a login that each listener refuses, one wit
 _BY_THE_PEER: Final = (NotKafkaError, EOFError, ssl.SSLError, ConnectionResetError, BrokenPipeError)
 
 
+class OtherNodeError(ConnectionLostError):
+    """Another broker of the cluster has the address now: what metadata or a coordinator has said of it is no longer true."""
+
+
 class ConnectionAttempt:
     """One attempt to open a connection, in its own thread.
 
     So nothing that opening waits for (a name server, a host that drops packets, TLS, a login) blocks a caller beyond the
     caller's own time limit. It uses `_thread`, since `threading.Thread.start` waits in Python code, where an interrupt surfaces
     as "cannot release un-acquired lock".
+
+    Args:
+        address: The broker's address.
+        config: The settings.
+        expected: Which broker should be there, if that is known and the cluster's brokers can check it.
 
     Attributes:
         connection: The open connection, once the attempt has succeeded.
@@ -49,8 +65,9 @@ class ConnectionAttempt:
             the connection any more.
     """
 
-    def __init__(self, address: Address, config: KafkaConfig) -> None:
+    def __init__(self, address: Address, config: KafkaConfig, expected: Node | None = None) -> None:
         self._address = address
+        self._expected = expected
         self._pid = process.pid
         self._config = config
         self.connection: Connection | None = None
@@ -83,13 +100,36 @@ class ConnectionAttempt:
                 self.connection.close()
 
     def _open(self, deadline: Deadline) -> None:
-        made = Connection(self._address, self._config, deadline)
+        try:
+            made = Connection(self._address, self._config, deadline, self._expected)
+        except RebootstrapRequiredError:
+            made = self._open_other(deadline)
         with closed_on_error(made):
-            self.cluster_id = made.call(about_the_cluster(), deadline).cluster_id or ""
+            self._identify(made, deadline)
         with self._lock:
             self.connection = made
             if self._is_unwanted:
                 made.close()
+
+    def _open_other(self, deadline: Deadline) -> Connection:
+        """A connection to the broker that is not the expected one, to learn which cluster it belongs to."""
+        try:
+            return Connection(self._address, self._config, deadline)
+        except (ConnectionLostError, BrokerAuthorizationError) as error:  # the login of one cluster says nothing to another
+            raise self._is_other(f"and which one it is can't be asked: {error}") from error
+
+    def _identify(self, made: Connection, deadline: Deadline) -> None:
+        if self._expected is not None and made.is_confirmed:
+            self.cluster_id = self._expected.cluster_id
+            return
+        self.cluster_id = made.call(about_the_cluster(), deadline).cluster_id or ""
+        if self._expected is not None and made.asks_for_identity and self.cluster_id == self._expected.cluster_id:
+            raise self._is_other("but another broker of the cluster")
+
+    def _is_other(self, what: str) -> OtherNodeError:
+        assert self._expected is not None
+        cluster, node = self._expected
+        return OtherNodeError(self._address, f"the broker there is not node {node} of the cluster {cluster!r}, {what}")
 
     def _run(self) -> None:
         deadline = Deadline(self._config.connect_timeout)

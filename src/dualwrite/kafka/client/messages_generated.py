@@ -64,25 +64,32 @@ _INT64_INT64: Final = Struct(">qq")
 
 @dataclass(slots=True, eq=False, repr=False)
 class ApiVersionsRequest(Request["ApiVersionsResponse"]):
-    """ApiVersionsRequest, versions 3 to 4."""
+    """ApiVersionsRequest, versions 3 to 5."""
 
     API_KEY: ClassVar = 18
     OLDEST: ClassVar = 3
-    NEWEST: ClassVar = 4
+    NEWEST: ClassVar = 5
     FLEXIBLE: ClassVar = True
     client_software_name: str = ""
     client_software_version: str = ""
+    cluster_id: str | None = None
+    node_id: int = -1
 
     def write(self, parts: list[bytes], version: int) -> None:
-        parts += (compact_text(self.client_software_name), compact_text(self.client_software_version), NO_TAGS)
+        parts += (compact_text(self.client_software_name), compact_text(self.client_software_version))
+        if version >= 5:
+            parts.append(compact_text(self.cluster_id))
+        if version >= 5:
+            parts.append(_INT32.pack(self.node_id))
+        parts.append(NO_TAGS)
 
     def response(self, fields: Fields, version: int) -> ApiVersionsResponse:
-        return ApiVersionsResponse.read(fields, 0 if fields.peek_int16() else version)
+        return ApiVersionsResponse.read(fields, 0 if fields.peek_int16() == 35 else version)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ApiVersionsResponse(Structure):
-    """ApiVersionsResponse, versions 0 to 4."""
+    """ApiVersionsResponse, versions 0 to 5."""
 
     @dataclass(slots=True, eq=False, repr=False)
     class ApiVersion(Structure):
@@ -308,8 +315,8 @@ class MetadataResponse(Structure):
         def read(cls, fields: Fields, version: int) -> Self:
             (error_code,) = fields.numbers(_INT16)
             name = fields.compact_text()
-            topic_id, is_internal = fields.numbers(_UUID_BOOL)
-            topic_id = UUID(bytes=topic_id)
+            topic_id_bytes, is_internal = fields.numbers(_UUID_BOOL)
+            topic_id = UUID(bytes=topic_id_bytes)
             partitions = [cls.MetadataResponsePartition.read(fields, version) for _ in range(fields.compact_count())]
             (topic_authorized_operations,) = fields.numbers(_INT32)
             fields.skip_tags()
@@ -592,11 +599,11 @@ class EndTxnResponse(Structure):
 
 @dataclass(slots=True, eq=False, repr=False)
 class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"]):
-    """TxnOffsetCommitRequest, version 5."""
+    """TxnOffsetCommitRequest, versions 5 to 6."""
 
     API_KEY: ClassVar = 28
     OLDEST: ClassVar = 5
-    NEWEST: ClassVar = 5
+    NEWEST: ClassVar = 6
     FLEXIBLE: ClassVar = True
 
     @dataclass(slots=True, eq=False, repr=False)
@@ -612,10 +619,19 @@ class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"]):
                 parts += (_INT32_INT64_INT32.pack(self.partition_index, self.committed_offset, self.committed_leader_epoch), compact_text(self.committed_metadata), NO_TAGS)
 
         name: str = ""
+        topic_id: UUID = NO_ID
         partitions: Sequence[TxnOffsetCommitRequestPartition] = ()
 
         def write(self, parts: list[bytes], version: int) -> None:
-            parts += (compact_text(self.name), compact_length(len(self.partitions)))
+            if version <= 5:
+                parts.append(compact_text(self.name))
+            elif self.name:
+                raise not_in_version("TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic", "name", version)
+            if version >= 6:
+                parts.append(_UUID.pack(self.topic_id.bytes))
+            elif self.topic_id != NO_ID:
+                raise not_in_version("TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic", "topic_id", version)
+            parts.append(compact_length(len(self.partitions)))
             for partitions_item in self.partitions:
                 partitions_item.write(parts, version)
             parts.append(NO_TAGS)
@@ -641,7 +657,7 @@ class TxnOffsetCommitRequest(Request["TxnOffsetCommitResponse"]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class TxnOffsetCommitResponse(Structure):
-    """TxnOffsetCommitResponse, version 5."""
+    """TxnOffsetCommitResponse, versions 5 to 6."""
 
     @dataclass(slots=True, eq=False, repr=False)
     class TxnOffsetCommitResponseTopic(Structure):
@@ -657,14 +673,21 @@ class TxnOffsetCommitResponse(Structure):
                 return cls(partition_index, error_code)
 
         name: str
+        topic_id: UUID
         partitions: Sequence[TxnOffsetCommitResponsePartition]
 
         @classmethod
         def read(cls, fields: Fields, version: int) -> Self:
-            name = fields.compact_text()
+            name: str = ""
+            topic_id: UUID = NO_ID
+            if version <= 5:
+                name = fields.compact_text()
+            if version >= 6:
+                (topic_id_bytes,) = fields.numbers(_UUID)
+                topic_id = UUID(bytes=topic_id_bytes)
             partitions = [cls.TxnOffsetCommitResponsePartition.read(fields, version) for _ in range(fields.compact_count())]
             fields.skip_tags()
-            return cls(name, partitions)
+            return cls(name, topic_id, partitions)
 
     throttle_time_ms: int
     topics: Sequence[TxnOffsetCommitResponseTopic]
@@ -1152,8 +1175,8 @@ class ConsumerGroupDescribeResponse(Structure):
 
                     @classmethod
                     def read(cls, fields: Fields, version: int) -> Self:
-                        (topic_id,) = fields.numbers(_UUID)
-                        topic_id = UUID(bytes=topic_id)
+                        (topic_id_bytes,) = fields.numbers(_UUID)
+                        topic_id = UUID(bytes=topic_id_bytes)
                         topic_name = fields.compact_text()
                         partitions = fields.row("i", fields.compact_count())
                         fields.skip_tags()

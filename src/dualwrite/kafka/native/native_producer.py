@@ -21,6 +21,7 @@ from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import (
     BrokerError,
     ConfigurationError,
+    DualWriteError,
     InvalidTransactionalIdError,
     InvalidTransitionError,
     ProducerFencedError,
@@ -357,7 +358,7 @@ class NativeProducer(Sending):
         try:
             with Whole(self._sender):
                 commit_offsets(self._network, self._id, self._producer_id, self._epoch, listed, group, deadline)
-        except BrokerError as error:
+        except DualWriteError as error:
             self._sender.failure = error
             raise
 

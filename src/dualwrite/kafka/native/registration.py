@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
+from uuid import UUID
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import BrokerError, BrokerUnavailableError, ConfigurationError
+from dualwrite.errors import BrokerError, BrokerUnavailableError, ConfigurationError, TopicReplacedError
 from dualwrite.kafka.base import GroupMetadata, InitProducerIdResult, NewProducerId
-from dualwrite.kafka.client.broker_connection import ConnectionLostError
+from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError
 from dualwrite.kafka.client.brokers import GROUP, CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
 from dualwrite.kafka.client.kafka_errors import ErrorCode
-from dualwrite.kafka.client.messages_generated import TxnOffsetCommitRequest
+from dualwrite.kafka.client.messages_generated import MetadataRequest, TxnOffsetCommitRequest
 from dualwrite.kafka.client.retries import repeated
 from dualwrite.kafka.client.time_budget import DEFAULT_TRANSACTION_TIMEOUT_MS, NO_TIMEOUT_MS, transaction_timeout_ms
 from dualwrite.kafka.native.retry_policy import NO_RESPONSE, Reaction, failure, reaction_to
@@ -22,7 +23,10 @@ from dualwrite.state import ConsumedOffset, PreparedTxnState, TransactionStatus
 
 _PAUSE: Final = 0.01
 _OFFSETS_PAUSE: Final = 0.005
-_Topic: Final = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+_Topic: TypeAlias = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+_BY_NAME: Final = 5
+_BY_TOPIC_ID: Final = 6
+"""TxnOffsetCommit: the first version that names topics by their ids (Kafka 4.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,7 @@ def commit_offsets(
     """Send the offsets until the group's coordinator has accepted them; the request is idempotent.
 
     Raises:
+        TopicReplacedError: A topic that was read is gone, or another one has its name; see `ConsumedOffset.topic_id`.
         ProducerFencedError: The consumer's generation is over, or another process has ended the transaction.
         BrokerAuthorizationError: The principal lacks Read on the group.
         BrokerUnavailableError: The group's coordinator did not respond within the time limit.
@@ -182,14 +187,19 @@ def commit_offsets(
     def once(deadline: Deadline) -> None:
         try:
             coordinator = network.coordinator(group.group_id, GROUP, deadline)
-            response = coordinator.call(_request(kafka_transactional_id, producer_id, epoch, offsets, group), deadline)
+            by_id = coordinator.supports(TxnOffsetCommitRequest, _BY_TOPIC_ID) and all(each.topic_id for each in offsets)
+            request = _request(kafka_transactional_id, producer_id, epoch, offsets, group, by_id=by_id)
+            response = coordinator.call(request, deadline)
+            codes = [p.error_code for topic in response.topics for p in topic.partitions if p.error_code]
+            if ErrorCode.UNKNOWN_TOPIC_ID in codes:
+                _check_not_replaced(coordinator, offsets, kafka_transactional_id, deadline)
+                raise _AgainError(ErrorCode.UNKNOWN_TOPIC_ID)  # the coordinator has not learned of a new topic yet
         except (ConnectionLostError, CoordinatorUnavailableError, BrokerUnavailableError) as error:
             code = getattr(error, "code", None)
             if code and reaction_to(code) is Reaction.FAILED:  # FindCoordinator checks the ACLs of the group, too
                 raise failure(code, action, kafka_transactional_id) from error
             network.forget_coordinator(group.group_id, GROUP)
             raise _AgainError(NO_RESPONSE) from error
-        codes = [p.error_code for topic in response.topics for p in topic.partitions if p.error_code]
         for code in codes:
             if reaction_to(code) is Reaction.FAILED:
                 raise failure(code, action, kafka_transactional_id)
@@ -204,12 +214,36 @@ def commit_offsets(
         raise failure(error.code, action, kafka_transactional_id, message=f"within {deadline.seconds:g} s") from error
 
 
+def _check_not_replaced(
+    coordinator: Connection, offsets: Sequence[ConsumedOffset], kafka_transactional_id: str, deadline: Deadline
+) -> None:
+    read = {each.topic: each.topic_id for each in offsets}
+    named = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in read]
+    response = coordinator.call(MetadataRequest(topics=named, allow_auto_topic_creation=False), deadline)
+    for found in response.topics:
+        is_gone = found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if is_gone or (not found.error_code and str(found.topic_id) != read[found.name]):
+            raise TopicReplacedError(
+                f"The topic {found.name!r} was deleted{'' if is_gone else ' and created again'} since it was read: the offsets "
+                "of the transaction belong to the old one.",
+                next_step="read the topic from where its messages are new, with a consumer that starts anew",
+                topic=found.name,
+                transactional_id=kafka_transactional_id,
+            )
+
+
 def _request(
-    kafka_transactional_id: str, producer_id: int, epoch: int, offsets: Sequence[ConsumedOffset], group: GroupMetadata
+    kafka_transactional_id: str,
+    producer_id: int,
+    epoch: int,
+    offsets: Sequence[ConsumedOffset],
+    group: GroupMetadata,
+    *,
+    by_id: bool,
 ) -> TxnOffsetCommitRequest:
-    topics: dict[str, list[TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition]] = {}
+    topics: dict[tuple[str, str], list[_Topic.TxnOffsetCommitRequestPartition]] = {}
     for consumed in offsets:
-        topics.setdefault(consumed.topic, []).append(
+        topics.setdefault((consumed.topic, consumed.topic_id), []).append(
             _Topic.TxnOffsetCommitRequestPartition(
                 partition_index=consumed.partition,
                 committed_offset=consumed.offset,
@@ -218,6 +252,7 @@ def _request(
             )
         )
     return TxnOffsetCommitRequest(
+        version=_BY_TOPIC_ID if by_id else _BY_NAME,
         transactional_id=kafka_transactional_id,
         group_id=group.group_id,
         producer_id=producer_id,
@@ -225,5 +260,8 @@ def _request(
         generation_id=group.generation_id,
         member_id=group.member_id,
         group_instance_id=group.group_instance_id,
-        topics=[_Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
+        topics=[
+            _Topic(topic_id=UUID(topic_id), partitions=read) if by_id else _Topic(name=name, partitions=read)
+            for (name, topic_id), read in topics.items()
+        ],
     )

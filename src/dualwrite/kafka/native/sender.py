@@ -116,7 +116,7 @@ class Sender:
         self._unstored = 0  # records
         self.stored = 0
         self.buffered = 0
-        self.failure: BrokerError | None = None
+        self.failure: DualWriteError | None = None
         self.has_sent = False
 
     def begin(self) -> None:
