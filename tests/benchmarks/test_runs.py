@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.benchmark_process import environment_without_settings, run_benchmark
 from dualwrite.devcluster import DevCluster
-from fixtures.tiers import thinned
 from spark.session import NOT_OURS, SUBMITTED
 
 ROUND_TRIP = 0.001
@@ -53,10 +52,8 @@ def test_the_pool_and_its_alternatives_with_a_network_in_between(postgres_url: s
     assert done.stdout.count("| plain commit ") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("handle", "kind"), thinned([("psycopg", "asyncio"), ("core", "threads")], kept=[("psycopg", "asyncio")])
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("handle", "kind"), [("psycopg", "asyncio"), ("core", "threads")])
 def test_tasks_and_sqlalchemy(broker: DevCluster, postgres_url: str, handle: str, kind: str) -> None:
     servers = ("--url", postgres_url, "--kafka", broker.bootstrap_servers)
     short = ("--quick", "--seconds", 0.2, "--callers", 2, "--handles", handle, "--callers-kind", kind)
@@ -108,7 +105,7 @@ def test_the_producers(broker: DevCluster) -> None:
     assert done.stdout.count("### ") == 6
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_processor_and_its_alternatives(broker: DevCluster, postgres_url: str) -> None:
     short = ("--messages", 200, "--batches", 100, "--members", 2, "--rounds", 1)
 

@@ -20,7 +20,6 @@ from mutants import MUTANTS
 from dualwrite.errors import ConfigurationError, MissingDependencyError
 from dualwrite.stores.registry import ENTRY_POINT_GROUP, store_from_url
 from fixtures.pace import LIMIT
-from fixtures.tiers import thinned
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_store"
 SOURCE = (EXAMPLE / "in_memory.py").read_text(encoding="utf-8")
@@ -83,8 +82,8 @@ def verdicts(
     return results
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mutant", thinned(MUTANTS, kept=list(MUTANTS)[::3]))  # the suite changes seldom
+@pytest.mark.soak
+@pytest.mark.parametrize("mutant", MUTANTS)  # the suite changes seldom
 def test_no_broken_store_passes_the_suite(verdicts: dict[str, tuple[int, list[tuple[str, str]]]], mutant: str) -> None:
     """It fails in a test, and not because the variant is not valid Python."""
     code, failures = verdicts[mutant]

@@ -38,6 +38,7 @@ def test_the_command_gets_database_and_kafka(shop: Scene, capfd: pytest.CaptureF
     del tx
 
 
+@pytest.mark.soak
 def test_manage_py_passes_everything_on(shop: Scene, tmp_path: Path) -> None:
     environment = {"SHOP_KAFKA": shop.bootstrap, "SHOP_PREFIX": shop.transactional_id}
     said = run_manage(

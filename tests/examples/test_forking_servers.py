@@ -174,6 +174,7 @@ dramatiq.set_broker(broker)
 """
 
 
+@pytest.mark.soak
 def test_dramatiq(environment: dict[str, str], new_name: Callable[[str], str], committed: Committed, tmp_path: Path) -> None:
     """One of its processes dies, which ends all of them; those of the next start take what is left."""
     modules(tmp_path, "dramatiq_service", topic := new_name("topic"))

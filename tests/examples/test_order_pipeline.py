@@ -78,6 +78,7 @@ def paid(cluster: DevCluster) -> Counter[str]:
     return found
 
 
+@pytest.mark.soak
 def test_each_order_is_counted_once(url: str, cluster: DevCluster) -> None:
     expected = Counter[str]()
     bad = {b"not JSON", b'{"customer": "ann", "amount": 12.5}', b'{"customer": "ann", "amount": true}', b'{"customer": "ann"}'}

@@ -29,7 +29,6 @@ from fixtures.broker import make_topic
 from fixtures.broker_door import BrokerBehindDoor
 from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import LIMIT, done, until
-from fixtures.tiers import thinned
 from journal.conftest import BEHIND_DOOR, KILLED
 from journal.test_chaos import assert_chains, begin_chains, chain_worker, until_drained
 
@@ -207,7 +206,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("database", "environment"), thinned(CASES, kept=[("postgresql", {})]))
+@pytest.mark.soak
+@pytest.mark.parametrize(("database", "environment"), CASES)
 def test_chains_are_kept_while_the_database_dies_too(
     scene: Scene, broken: Database, own_broker: BrokerBehindDoor, environment: dict[str, str]
 ) -> None:

@@ -26,7 +26,6 @@ from fixtures.acls import Operation, Resource
 from fixtures.broker import make_topic, started, wait_for_markers
 from fixtures.logins import login_as
 from fixtures.pace import LIMIT, until
-from fixtures.tiers import thinned
 
 pytestmark = pytest.mark.slow
 
@@ -136,9 +135,8 @@ def test_a_missing_acl_is_named(kind: Kind, guarded: DevCluster, new_name: NewNa
         until(lambda: reader.find_messages(state, delivery).is_complete, "the ACL is known to the broker")
 
 
-@pytest.mark.parametrize(
-    "kind", thinned([NativeProducer, LibrdkafkaProducer], kept=[NativeProducer]), ids=["native", "librdkafka"]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [NativeProducer, LibrdkafkaProducer], ids=["native", "librdkafka"])
 def test_a_leader_that_moves_while_messages_are_read(kind: Kind, three_brokers: DevCluster, new_name: NewName) -> None:
     topic = new_name("topic")
     make_topic(three_brokers, topic, 3, min_insync_replicas="1")

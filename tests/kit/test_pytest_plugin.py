@@ -55,7 +55,7 @@ def test_its_fixtures_are_documented(service: pytest.Pytester) -> None:
     assert "DUALWRITE_TEST_POSTGRES" in run(service, "--help").stdout.str()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_running_servers_may_be_given(service: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     service.makeini("[pytest]\ndualwrite_kafka = from.ini:9092")
     service.makepyfile("def test_kafka(dualwrite_kafka): assert dualwrite_kafka == 'from.ini:9092'")
@@ -277,7 +277,7 @@ def test_a_service_is_tested_on_real_servers(
     run(service, "-v").assert_outcomes(passed=4)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_transaction_that_a_test_has_left_open_does_not_disturb_the_next_one(
     service: pytest.Pytester, broker: DevCluster, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

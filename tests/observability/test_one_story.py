@@ -125,7 +125,7 @@ def about_kafka(caplog: pytest.LogCaptureFixture, what: str) -> int:
     return len([text for text in texts if text.startswith("Kafka at") and what in text])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures("no_outage")
 def test_callers_metrics_dashboard_alerts_traces_log_and_console_tell_the_same(
     scene: Scene, broker: DevCluster, caplog: pytest.LogCaptureFixture, tmp_path: Path

@@ -182,6 +182,7 @@ def test_an_outage_that_another_process_has_noticed_is_blamed_on_no_message(
     assert read_topic(brisk.bootstrap_servers, dead) == []
 
 
+@pytest.mark.soak
 def test_a_full_journal_is_blamed_on_no_message(
     scene: JournalScene, brisk: BrokerBehindDoor, dead: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -76,6 +76,7 @@ def test_what_only_the_broker_refuses_is_found_by_trying_fewer_rows(
     assert read_values(scene.servers, compacted) == expected
 
 
+@pytest.mark.soak
 @pytest.mark.slow  # the producer waits 5 s for a topic
 def test_rows_of_a_topic_that_does_not_exist_are_replayed_once_it_does(
     on_sqlite: RelayScene, new_name: Callable[[str], str]

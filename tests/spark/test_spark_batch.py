@@ -60,7 +60,7 @@ def test_other_databases(
     scene.assert_holds(range(300))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_producer_one_after_the_other(scene: SparkScene) -> None:
     options = [{"producer": "librdkafka"}, {"twoPhase": "false"}, {"producer": "native", "twoPhase": "true"}]
     for number, chosen in enumerate([*options, options[0]]):
@@ -128,7 +128,7 @@ REFUSED_OPTIONS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @table("options, expected", REFUSED_OPTIONS)
 def test_options_that_are_wrong(scene: SparkScene, options: dict[str, str], expected: str) -> None:
     assert expected in refused(scene, scene.orders(range(30), 3), **options)
@@ -153,7 +153,7 @@ def test_frames_that_are_refused(scene: SparkScene) -> None:
     scene.assert_holds([1, 2, 3])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_named_job_is_done_once(scene: SparkScene) -> None:
     for partitions in (3, 1):
         scene.write(scene.orders(range(50), partitions), jobId="nightly 2026-11-21")

@@ -96,7 +96,7 @@ def assert_equal_everywhere(flights: list[Flight], url: str, servers: str, name:
     assert {each[columns.index("time_hour")].utcoffset() for each in flights} == {timedelta(0)}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_batch_example_writes_once_over_several_runs(
     run: Callable[..., str], flights: list[Flight], postgres_url: str, broker: DevCluster, name: str, folder: Path
 ) -> None:
@@ -107,7 +107,7 @@ def test_the_batch_example_writes_once_over_several_runs(
     assert_equal_everywhere(flights, postgres_url, broker.bootstrap_servers, name)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_stream_example(
     run: Callable[..., str],
     flights: list[Flight],

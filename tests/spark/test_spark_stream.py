@@ -64,7 +64,7 @@ def test_a_worker_that_dies_in_commit(scene: SparkScene, point: str, action: str
     scene.assert_holds(ids)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_foreach_batch(scene: SparkScene) -> None:
     ids = add_three_files(scene)
     each: Callable[[DataFrame, int], None] = partial(write_batch, scene.options)
@@ -82,7 +82,7 @@ def write_batch(options: dict[str, str], frame: DataFrame, batch_id: int, job_id
     dualwrite.spark.write_batch(frame, batch_id, job_id=job_id, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_job_with_a_name_belongs_to_one_query(scene: SparkScene) -> None:
     """A new checkpoint numbers its batches from 0 again: their rows must not be taken for those that are committed."""
     each: Callable[[DataFrame, int], None] = partial(write_batch, scene.options, job_id="my job")

@@ -153,7 +153,7 @@ def test_a_worker_that_dies_while_it_commits(spark: SparkSession, job: Job) -> N
     assert job.found() == ALL
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_failed_job_is_continued(spark: SparkSession, job: Job) -> None:
     """With the same number of partitions."""
     from pyspark.errors import PythonException  # noqa: PLC0415  (where no Spark is installed, this file is skipped)
@@ -221,7 +221,7 @@ def test_every_type_of_a_row_comes_as_collect_gives_it(spark: SparkSession, job:
     assert (message.value or b"").decode() == repr(rows.collect())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_arguments_that_are_refused(spark: SparkSession, job: Job) -> None:
     from pyspark.errors import PythonException  # noqa: PLC0415  (as above)
 

@@ -91,7 +91,7 @@ def storm(proxy: TcpProxy) -> Iterator[None]:
         proxy.clear()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_connections_that_break_at_random(
     zookeeper_server: ZooKeeperServer, proxy: TcpProxy, chroot: str, plain: KazooClient
 ) -> None:
