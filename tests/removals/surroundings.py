@@ -74,6 +74,7 @@ SURROUNDINGS: Final[tuple[Removal, ...]] = (
         "and all(each.topic_id for each in offsets)",
         "and False",
         ("kafka/test_kafka_4_4.py::test_offsets_are_of_the_topic_that_was_read",),
+        hangs=True,
     ),
     # --- a refusal is not an outage -------------------------------------------------------------------------------------------
     #
