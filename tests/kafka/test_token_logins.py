@@ -9,9 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pytest
 
 import dualwrite
+from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import BrokerAuthorizationError, BrokerUnavailableError, ConfigurationError
 from dualwrite.kafka.client.brokers import check_not_refused
@@ -20,9 +22,10 @@ from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.group_offsets import IdleGroup
 from dualwrite.kafka.librdkafka.topic_admin import create_topic
 from dualwrite.migration import upgrade
-from fixtures.broker import make_topic
+from fixtures.acls import Names, Operation, Resource, grant
+from fixtures.broker import make_topic, read_values
 from fixtures.command import output_of
-from fixtures.pace import LIMIT, until
+from fixtures.pace import LIMIT, limit, until
 from fixtures.tables import table
 from fixtures.token_broker import with_token
 from fixtures.token_server import CLIENT_ID, CLIENT_SECRET, TokenServer, unsecured_token
@@ -31,6 +34,16 @@ pytestmark = pytest.mark.slow
 
 NewName = Callable[[str], str]
 EVERYTHING: Final = logging.DEBUG - 5
+
+
+def established(servers: str) -> set[int]:
+    """The local ports of our open connections to a listener."""
+    port = int(servers.rpartition(":")[2])
+    return {
+        each.laddr.port
+        for each in psutil.Process().net_connections(kind="tcp")
+        if each.raddr and each.raddr.port == port and each.status == psutil.CONN_ESTABLISHED
+    }
 
 
 @pytest.fixture
@@ -46,6 +59,7 @@ def server(token_server: TokenServer) -> TokenServer:
     token_server.lifetime, token_server.failure = 3600.0, None
     token_server.claims.clear()
     token_server.issued.clear()
+    token_server.forms.clear()
     return token_server
 
 
@@ -124,6 +138,83 @@ def test_a_callback_gives_the_token_and_extensions(token_broker: DevCluster, url
     write(url, kafka, topic, "librdkafka", "two")
     assert consumed(kafka, topic) == [b"one", b"two"]
     assert calls == ["scope=kafka"]
+
+
+# --- tokens that expire under load (KIP-368) ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("producer", "seconds"),
+    [
+        ("native", min(limit(3), 10.0)),
+        pytest.param("librdkafka", 15.0, marks=pytest.mark.soak),  # it looks for a new token once a second
+    ],
+)
+def test_a_writer_goes_on_while_its_tokens_expire(
+    token_broker: DevCluster, server: TokenServer, url: str, new_name: NewName, producer: Any, seconds: float
+) -> None:
+    """The native producer also keeps its connection; the endpoint fails between two tokens, which nobody notices."""
+    server.lifetime, topic = seconds, new_name("orders")
+    kafka = with_token(token_broker, server, **{"sasl.oauthbearer.scope": topic})
+    make_topic(token_broker, topic)
+    sent: list[bytes] = []
+    with dualwrite.connect(url, kafka=kafka, transactional_id=topic, producer=producer) as writer:
+
+        def write_until(reached: Callable[[], bool]) -> None:
+            deadline = Deadline(LIMIT)
+            while not reached():
+                assert not deadline.expired, server.forms
+                sent.append(b"%d" % len(sent))
+                with writer.transaction() as tx:
+                    tx.send(topic, sent[-1])
+
+        before = established(kafka["bootstrap.servers"])
+        write_until(lambda: len(server.issued) == 2)
+        server.failure = (503, "")
+        write_until(lambda: len(server.forms) > 2)
+        server.failure = None
+        write_until(lambda: len(server.issued) == 3)
+        end = time.monotonic() + seconds  # when the second token, too, has expired
+        write_until(lambda: time.monotonic() > end)
+        if producer == "native":
+            assert established(kafka["bootstrap.servers"]) == before
+    found = [message.value() for message in committed_messages(kafka, topic, timeout=LIMIT)]
+    assert found == sent
+
+
+def test_a_certificates_name_is_mapped_to_the_principal_of_acls(
+    token_broker: DevCluster, url: str, new_name: NewName, tmp_path: Path
+) -> None:
+    """With `ssl.principal.mapping.rules` the broker takes a part of the certificate's name for the user."""
+    topic = new_name("orders")
+    make_topic(token_broker, topic)
+    issued = token_broker.authority.issue_cert("x.example", organization_unit_name="billing-service")  # type: ignore[attr-defined]
+    issued.private_key_and_cert_chain_pem.write_to_path(tmp_path / "client.pem")
+    kafka = {
+        "bootstrap.servers": token_broker.listeners["SSL"],
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(token_broker.tls_files.ca),  # type: ignore[attr-defined]
+        "ssl.certificate.location": str(tmp_path / "client.pem"),
+        "ssl.key.location": str(tmp_path / "client.pem"),
+    }
+    grant(token_broker, "billing", Operation.WRITE, Resource.TRANSACTIONAL_ID, topic, Names.PREFIXED)
+    with pytest.raises(BrokerAuthorizationError, match=topic):
+        write(url, kafka, topic, "native", "refused")
+    grant(token_broker, "billing", Operation.WRITE, Resource.TOPIC, topic)
+
+    def allowed() -> bool:
+        try:
+            write(url, kafka, topic, "native", "one")
+        except BrokerAuthorizationError:
+            return False
+        return True
+
+    until(allowed, "the ACL")
+    write(url, kafka, topic, "librdkafka", "two")
+    assert read_values(token_broker.bootstrap_servers, topic) == [b"one", b"two"]
+
+
+# --- what fails ---------------------------------------------------------------------------------------------------------------
 
 
 def failing(config: str) -> tuple[str, float]:
