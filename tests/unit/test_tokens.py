@@ -17,8 +17,9 @@ from dualwrite.kafka.client import tokens
 from dualwrite.kafka.client.authentication import oauthbearer
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.logins import TokenLogin
+from dualwrite.kafka.client.messages_generated import SaslAuthenticateRequest
 from dualwrite.kafka.client.tokens import Token, Tokens, tokens_of
-from fixtures.pace import LIMIT
+from fixtures.pace import LIMIT, limit
 from fixtures.tables import table
 
 Fetch = Callable[[], Token]
@@ -162,8 +163,13 @@ def test_a_forked_child_has_the_token_and_can_get_the_next(source: Source) -> No
         other.token(Deadline(0.01))
     child = os.fork()
     if child == 0:
-        other.source.gate.set()  # type: ignore[attr-defined]
-        os._exit(0 if (text(owner), text(other)) == ("t0ken.1", "t0ken.2") else 1)
+        code = 1
+        try:
+            other.source.gate.set()  # type: ignore[attr-defined]
+            found = text(owner), other.token(Deadline(limit(5))).text
+            code = 0 if found == ("t0ken.1", "t0ken.2") else 2
+        finally:
+            os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     other.source.gate.set()  # type: ignore[attr-defined]
 
@@ -254,3 +260,4 @@ def test_no_repr_shows_a_token() -> None:
     token = Token("t0ken", time.time() + 9, "me", {"key": "s3cret"})
     assert "t0ken" not in repr(token)
     assert "s3cret" not in repr(token)
+    assert "t0ken" not in repr(SaslAuthenticateRequest(auth_bytes=next(oauthbearer(token))))
