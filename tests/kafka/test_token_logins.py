@@ -257,6 +257,26 @@ def test_what_failed_is_said_and_no_secret(
         assert secret not in caplog.text + "".join(texts)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("producer", ["native", "librdkafka"])
+def test_without_a_token_messages_go_into_the_journal(
+    token_broker: DevCluster, server: TokenServer, url: str, new_name: NewName, producer: Any
+) -> None:
+    topic = new_name("orders")
+    make_topic(token_broker, topic)
+    kafka = with_token(token_broker, server, **{"sasl.oauthbearer.scope": topic})
+    server.failure = (503, "")
+    given: dict[str, Any] = {"kafka": kafka, "transactional_id": topic, "producer": producer}
+    with pytest.raises(BrokerUnavailableError, match=r"The token endpoint http.* has no token at the moment: 503"):
+        dualwrite.connect(url, **given, timeouts=dualwrite.Timeouts(kafka=3))
+    with dualwrite.connect(url, **given, when_kafka_is_down="journal") as writer, writer.transaction() as tx:
+        tx.send(topic, "journaled")
+    assert read_values(token_broker.bootstrap_servers, topic) == []
+    server.failure = None
+    with dualwrite.connect(url, **given, when_kafka_is_down="journal"):
+        until(lambda: read_values(token_broker.bootstrap_servers, topic) == [b"journaled"], "the journal's message")
+
+
 @table(
     "call",
     [

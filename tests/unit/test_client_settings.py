@@ -53,7 +53,7 @@ def test_without_a_token_no_client_is_made_and_one_that_exists_says_why(caplog: 
         client_settings(settings)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert warnings[0].startswith("librdkafka: no token: oauth_cb raised OSError: no answer.")
+    assert warnings[0].startswith("no new token from oauth_cb; there is no other: oauth_cb raised OSError: no answer.")
 
 
 def test_a_confluent_kafka_that_gives_admin_clients_no_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,19 +173,14 @@ class Tokens:
         log.debug("a new token from %s, which expires in %.0f s", self.source, lifetime)
 
     def failed(self, error: BaseException) -> None:
-        """Warn, once a minute, if the old token hides the failure from those who need one."""
+        """Warn, once a minute: the old token hides the failure, and later a client may only see that no connection opens."""
         with self._lock:
             held, now = self._valid, time.monotonic()
-            if held is None or now - self._warned_at < _WARNING_INTERVAL:
+            if now - self._warned_at < _WARNING_INTERVAL:
                 return
             self._warned_at = now
-        log.warning(
-            "no new token from %s; the old one is valid for another %.0f s: %s",
-            self.source,
-            held.seconds_left,
-            error,
-            exc_info=if_unexpected(error),
-        )
+        left = "there is no other" if held is None else f"the old one is valid for another {held.seconds_left:.0f} s"
+        log.warning("no new token from %s; %s: %s", self.source, left, error, exc_info=if_unexpected(error))
 
 
 class _Fetch:

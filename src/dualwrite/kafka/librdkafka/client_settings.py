@@ -7,13 +7,12 @@ its own, its errors would be lines in a log, and a callback and MSK need the oth
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
 from dualwrite.deadline import Deadline
-from dualwrite.errors import DualWriteError, MissingDependencyError
+from dualwrite.errors import MissingDependencyError
 from dualwrite.kafka.client.callback_tokens import CALLBACK
 from dualwrite.kafka.client.logins import TokenLogin, is_about_tokens, login_of
 from dualwrite.kafka.client.tokens import Tokens
@@ -55,16 +54,11 @@ def without_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _TokensForLibrdkafka:
-    """`oauth_cb` of a client. After an error, librdkafka calls it again within seconds."""
+    """`oauth_cb` of a client. After an error, which the owner of the tokens logs, librdkafka calls it again within seconds."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._lines = OwnLines()
 
     def __call__(self, _: str) -> tuple[str, float, str, dict[str, str]]:
-        try:
-            token = self._tokens.token(Deadline(_NEXT_TOKEN_SECONDS))
-        except DualWriteError as error:
-            self._lines.log(logging.WARNING, "%s: %s", "no token", f"{error}")
-            raise
+        token = self._tokens.token(Deadline(_NEXT_TOKEN_SECONDS))
         return token.text, token.expires_at, token.principal, dict(token.extensions)
