@@ -12,6 +12,7 @@ pytest_plugins = [
     "fixtures.reruns",
     "fixtures.workers",
     "fixtures.broker",
+    "fixtures.token_broker",
     "fixtures.tiers",
     "fixtures.database",
     "fixtures.spark",

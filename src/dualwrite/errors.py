@@ -180,7 +180,7 @@ class BrokerError(DualWriteError):
 
 
 class BrokerUnavailableError(BrokerError):
-    """No broker, or no transaction coordinator, answered within the time limit."""
+    """No broker, or no transaction coordinator, answered within the time limit; or there is no token to log in with."""
 
     servers: str
 

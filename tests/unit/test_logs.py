@@ -14,8 +14,9 @@ import pytest
 import dualwrite
 from dualwrite.errors import BrokerError, StoreUnavailableError
 from dualwrite.kafka.librdkafka import librdkafka_errors
+from dualwrite.kafka.librdkafka.client_settings import client_settings
 from dualwrite.kafka.librdkafka.consumer import GroupConsumer, where
-from dualwrite.kafka.librdkafka.librdkafka_errors import OwnLines, with_own_lines
+from dualwrite.kafka.librdkafka.librdkafka_errors import OwnLines
 from dualwrite.kafka.librdkafka.topic_admin import create_topic
 from dualwrite.observability.logs import FIELDS, SUBJECTS, SubjectLogger, if_unexpected
 from fixtures.pace import until
@@ -30,6 +31,7 @@ ABOUT_NOTHING = {
     "demo/worker.py",
     "devcluster/programs.py",
     "failpoints.py",
+    "kafka/client/tokens.py",  # a source of tokens
     "observability/observers.py",  # an observer
     "observability/prometheus.py",
     "observability/tracing.py",  # the tracer
@@ -196,8 +198,8 @@ def test_special_offsets_are_words() -> None:
 
 def test_a_logger_of_the_user_is_kept() -> None:
     own = logging.getLogger("own")
-    assert with_own_lines({"logger": own})["logger"] is own
-    assert isinstance(with_own_lines({})["logger"], OwnLines)
+    assert client_settings({"logger": own})["logger"] is own
+    assert isinstance(client_settings({})["logger"], OwnLines)
 
 
 def test_an_error_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

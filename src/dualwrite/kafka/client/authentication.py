@@ -1,4 +1,4 @@
-"""SASL authentication over an open connection (KIP-152), and re-authentication (KIP-368): PLAIN and SCRAM."""
+"""SASL authentication over an open connection (KIP-152), and re-authentication (KIP-368): PLAIN, SCRAM and OAUTHBEARER."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import secrets
 from collections.abc import Generator
 from typing import Any, Final, Protocol, TypeVar
 
+from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerAuthorizationError
-from dualwrite.kafka.client.config import Address, Sasl
+from dualwrite.kafka.client.config import Address
 from dualwrite.kafka.client.fields import Request
 from dualwrite.kafka.client.kafka_errors import ErrorCode, error_name
+from dualwrite.kafka.client.logins import Login, PasswordLogin
 from dualwrite.kafka.client.messages_generated import SaslAuthenticateRequest, SaslHandshakeRequest, SaslHandshakeResponse
+from dualwrite.kafka.client.tokens import Token
 
 _HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _MIN_ITERATIONS: Final = 4096  # RFC 7677; Kafka stores no credentials with fewer
 _MAX_ITERATIONS: Final = 1_000_000  # a second of CPU time: a server must not be able to ask for hours
 _NO_BINDING: Final = "n,,"
 _NONCE_BYTES: Final = 24
+_HIDDEN: Final = "***"
 
 _Response = TypeVar("_Response")
 
@@ -95,42 +99,79 @@ class Exchange(Protocol):
         """Send it."""
 
 
-def log_in(address: Address, login: Sasl, protocol: str, call: Exchange) -> float:
+def oauthbearer(token: Token) -> Generator[bytes, bytes, None]:
+    """The client's messages with a token (RFC 7628): a second one only if the server has refused the first, and has said why.
+
+    Raises:
+        TokenRefusedError: The server has refused the token, and takes the second message for an answer.
+    """
+    pairs = {"auth": f"Bearer {token.text}", **token.extensions}
+    refusal = yield "\x01".join((_NO_BINDING, *(f"{name}={value}" for name, value in pairs.items()), "\x01")).encode()
+    if refusal:
+        yield b"\x01"
+        raise TokenRefusedError(refusal.decode(errors="replace"))
+
+
+class TokenRefusedError(Exception):
+    """The server refuses a token; its text is the reason that it gives, in JSON."""
+
+
+def log_in(address: Address, login: Login, protocol: str, call: Exchange, deadline: Deadline) -> float:
     """Log in; returns the seconds until the broker requires the next login, or 0 if it does not.
 
     Raises:
         BrokerAuthorizationError: The broker refused the login, does not know the password, or the listener does not use SASL.
-        Exception: Anything that `call` raises.
+        BrokerUnavailableError: There is no token at the moment.
+        Exception: Anything else that getting the token, or `call`, raises.
     """
     handshake = call(SaslHandshakeRequest(mechanism=login.mechanism))
     if handshake.error_code:
         raise _no_handshake(address, login, protocol, handshake)
-    messages = _messages(login)
+    if isinstance(login, PasswordLogin):
+        return _exchanged(address, login, _with_password(login), call)
+    token = login.tokens.token(deadline)
+    try:
+        return _exchanged(address, login, oauthbearer(token), call, hidden=token.text)
+    except BrokerAuthorizationError:
+        login.tokens.refused(token)
+        raise
+
+
+def _exchanged(
+    address: Address, login: Login, messages: Generator[bytes, bytes, None], call: Exchange, *, hidden: str = ""
+) -> float:
+    """Send the client's messages; each of the broker's is sent into the generator. See `log_in`."""
     message = next(messages)
+    said = ""
     while True:
         response = call(SaslAuthenticateRequest(auth_bytes=message))
         if response.error_code:
-            raise BrokerAuthorizationError(
-                f"{address} refused the SASL {login.mechanism} login of {login.username!r}: "
-                f"{response.error_message or error_name(response.error_code)}.",
-                next_step="check sasl.username and sasl.password",
-                code=response.error_code,
-                name=error_name(response.error_code),
-            )
+            reason = response.error_message or said or error_name(response.error_code)
+            raise _refused(address, login, reason, hidden, code=response.error_code, name=error_name(response.error_code))
         try:
             message = messages.send(response.auth_bytes)
+            said = response.auth_bytes.decode(errors="replace")
         except StopIteration:
             return response.session_lifetime_ms / 1000
+        except TokenRefusedError as error:
+            raise _refused(address, login, str(error), hidden) from error
         except ScramError as error:
             raise BrokerAuthorizationError(
-                f"The SASL {login.mechanism} login of {login.username!r} at {address} was stopped: {error}.",
+                f"The SASL {login.mechanism} login {login.whose} at {address} was stopped: {error}.",
                 cause="what responds there is no broker of this cluster: it has not shown that it knows the password",
                 next_step="check bootstrap.servers, and use security.protocol=SASL_SSL",
             ) from error
 
 
-def _messages(login: Sasl) -> Generator[bytes, bytes, None]:
-    """The client's messages; each of the broker's is sent in."""
+def _refused(address: Address, login: Login, reason: str, hidden: str, **facts: Any) -> BrokerAuthorizationError:
+    """The error for a login that the broker has refused; its reason may repeat what it was given."""
+    shown = reason.replace(hidden, _HIDDEN) if hidden else reason
+    return BrokerAuthorizationError(
+        f"{address} refused the SASL {login.mechanism} login {login.whose}: {shown}.", next_step=login.next_step, **facts
+    )
+
+
+def _with_password(login: PasswordLogin) -> Generator[bytes, bytes, None]:
     if login.mechanism.startswith("SCRAM-"):
         return scram(login.mechanism, login.username, login.password)
     return _plain(login.username, login.password)
@@ -141,7 +182,7 @@ def _plain(username: str, password: str) -> Generator[bytes, bytes, None]:
     yield f"{username}\0{username}\0{password}".encode()
 
 
-def _no_handshake(address: Address, login: Sasl, protocol: str, response: SaslHandshakeResponse) -> BrokerAuthorizationError:
+def _no_handshake(address: Address, login: Login, protocol: str, response: SaslHandshakeResponse) -> BrokerAuthorizationError:
     code, name = response.error_code, error_name(response.error_code)
     if code == ErrorCode.UNSUPPORTED_SASL_MECHANISM and response.mechanisms:
         return BrokerAuthorizationError(

@@ -10,13 +10,13 @@ import struct
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dualwrite import process
 from dualwrite.deadline import Deadline
-from dualwrite.errors import BrokerAuthorizationError
+from dualwrite.errors import BrokerAuthorizationError, BrokerUnavailableError
 from dualwrite.kafka.client.authentication import log_in
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.fields import NO_TAGS, Fields, KafkaProtocolError, Request
@@ -478,7 +478,10 @@ class Connection:
         if login is None:
             return
         began = time.monotonic()
-        lifetime = log_in(self.address, login, self._config.protocol, lambda request: self.call(request, deadline))
+        try:
+            lifetime = log_in(self.address, login, self._config.protocol, partial(self.call, deadline=deadline), deadline)
+        except BrokerUnavailableError as error:  # there is no token
+            raise ConnectionLostError(self.address, f"{error}") from error
         self._log_in_at = began + _SESSION_SHARE * lifetime if lifetime else None
 
 

@@ -177,6 +177,7 @@ class Network:
         untried = list(dict.fromkeys((*known, *self.config.bootstrap, *self._nodes)))
         failed: dict[Address, str] = {}
         refused: BrokerAuthorizationError | None = None
+        without_token: BrokerUnavailableError | None = None
         while untried:
             silent = []
             for position, address in enumerate(untried):
@@ -185,6 +186,7 @@ class Network:
                     made = self.connection_soon(address, deadline, wait=wait if len(untried) == 1 else min(wait, _HEAD_START))
                 except ConnectionLostError as error:
                     failed[address] = f"{error}"
+                    without_token = error.__cause__ if isinstance(error.__cause__, BrokerUnavailableError) else without_token
                     continue
                 except BrokerAuthorizationError as error:
                     refused = refused or error
@@ -196,6 +198,8 @@ class Network:
             untried = [] if deadline.expired else silent
         if refused is not None:
             raise refused
+        if without_token is not None:
+            raise without_token
         raise BrokerUnavailableError(
             f"No Kafka broker can be reached: {'; '.join(failed.values())}.",
             next_step="check that the brokers are running and that bootstrap.servers "

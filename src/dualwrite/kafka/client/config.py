@@ -8,125 +8,20 @@ from __future__ import annotations
 
 import re
 import ssl
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from dualwrite.errors import ConfigurationError
+from dualwrite.kafka.client.logins import Login, PasswordLogin, login_of
+from dualwrite.kafka.client.tls import TRUE, tls_context
 from dualwrite.settings import misspelt
 
-_HONOURED: Final = frozenset(
-    {
-        "ssl.ca.location",
-        "ssl.ca.pem",
-        "ssl.certificate.location",
-        "ssl.certificate.pem",
-        "ssl.cipher.suites",
-        "ssl.crl.location",
-        "ssl.endpoint.identification.algorithm",
-        "ssl.key.location",
-        "ssl.key.password",
-        "ssl.key.pem",
-    }
-)
-_STORES: Final = ("ssl.keystore.location", "ssl.keystore.password", "ssl.engine.location", "ssl.engine.id", "ssl.providers")
-_TRUE: Final = ("true", "1", "yes", "t")
-
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 DEFAULT_PORT: Final = 9092
 
 _HOST_AND_PORT: Final = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\[\]:]+))(?::(?P<port>[0-9]+)?)?", re.ASCII)
-
-
-def tls_context(given: Mapping[str, Any]) -> ssl.SSLContext:
-    """The context for these settings.
-
-    As with librdkafka: if `ssl.ca.location` or `ssl.ca.pem` is given, only those authorities are trusted, else the system's.
-
-    Raises:
-        ConfigurationError: A file can't be read, a value is invalid, or Python's `ssl` does not support a setting.
-    """
-    _refuse_what_python_lacks(given)
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        _load_authorities(context, given)
-        _load_revocations(context, given)
-        _load_own_certificate(context, given)
-        if given.get("ssl.cipher.suites"):
-            context.set_ciphers(str(given["ssl.cipher.suites"]))
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise ConfigurationError(
-            f"No TLS context can be created from the ssl.* settings: {error}.",
-            next_step="check ssl.ca.location, ssl.certificate.location, ssl.key.location, ssl.key.password, ssl.crl.location "
-            "and ssl.cipher.suites",
-        ) from error
-    if str(given.get("ssl.endpoint.identification.algorithm", "https")).lower() == "none":
-        context.check_hostname = False
-    if str(given.get("enable.ssl.certificate.verification", "true")).lower() not in _TRUE:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def _refuse_what_python_lacks(given: Mapping[str, Any]) -> None:
-    lacking = sorted(name for name in given if name.startswith("ssl") and name not in _HONOURED and given[name])
-    if not lacking:
-        return
-    instead = (
-        "use PEM files: ssl.ca.location, ssl.certificate.location, ssl.key.location"
-        if any(name in _STORES for name in lacking)
-        else "remove it, or set it for the whole process in OpenSSL's configuration file (OPENSSL_CONF)"
-    )
-    raise ConfigurationError(
-        f"{', '.join(lacking)}: not supported by Python's ssl module, which dualwrite uses with either producer.",
-        next_step=instead,
-    )
-
-
-def _load_authorities(context: ssl.SSLContext, given: Mapping[str, Any]) -> None:
-    location, text = given.get("ssl.ca.location"), given.get("ssl.ca.pem")
-    if text:
-        context.load_verify_locations(cadata=str(text))
-    if location and location != "probe":
-        path = Path(str(location))
-        if path.is_dir():
-            context.load_verify_locations(capath=str(path))
-        else:
-            context.load_verify_locations(cafile=str(path))
-    elif not text:
-        context.load_default_certs()
-
-
-def _load_revocations(context: ssl.SSLContext, given: Mapping[str, Any]) -> None:
-    if given.get("ssl.crl.location"):
-        context.load_verify_locations(cafile=str(given["ssl.crl.location"]))
-        context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
-
-
-def _load_own_certificate(context: ssl.SSLContext, given: Mapping[str, Any]) -> None:
-    password = given.get("ssl.key.password")
-    certificate, key = given.get("ssl.certificate.location"), given.get("ssl.key.location")
-    if certificate and not given.get("ssl.key.pem"):
-        context.load_cert_chain(str(certificate), str(key) if key else None, password)
-        return
-    texts = [str(given["ssl.certificate.pem"])] if given.get("ssl.certificate.pem") else []
-    if certificate and not texts:
-        texts.append(Path(str(certificate)).read_text(encoding="ascii"))
-    if not texts:
-        return
-    if given.get("ssl.key.pem"):
-        texts.append(str(given["ssl.key.pem"]))
-    elif key:
-        texts.append(Path(str(key)).read_text(encoding="ascii"))
-    # Python loads certificates from files only; this file is readable by its owner only, and deleted at once.
-    with tempfile.NamedTemporaryFile("w", suffix=".pem") as together:
-        together.write("\n".join((*texts, "")))
-        together.flush()
-        context.load_cert_chain(together.name, None, password)
 
 
 class Address(NamedTuple):
@@ -138,15 +33,6 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True)
-class Sasl:
-    """A SASL login. `repr` does not show the password."""
-
-    mechanism: str
-    username: str
-    password: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +53,7 @@ class KafkaConfig:
 
     bootstrap: tuple[Address, ...]
     protocol: str
-    sasl: Sasl | None
+    sasl: Login | None
     client_id: str
     socket_timeout: float
     connect_timeout: float
@@ -200,11 +86,11 @@ class KafkaConfig:
         return cls(
             bootstrap=parse_addresses(given.get("bootstrap.servers", given.get("metadata.broker.list", "")), given),
             protocol=protocol,
-            sasl=_sasl(given) if protocol.startswith("SASL_") else None,
+            sasl=login_of(given),
             client_id=str(given.get("client.id", "dualwrite")),
             socket_timeout=_milliseconds(given, "socket.timeout.ms", 30_000) / 1000,
             connect_timeout=_milliseconds(given, "socket.connection.setup.timeout.ms", 10_000) / 1000,
-            keepalive=str(given.get("socket.keepalive.enable", "true")).lower() in _TRUE,
+            keepalive=str(given.get("socket.keepalive.enable", "true")).lower() in TRUE,
             transaction_timeout_ms=None if timeout is None else _milliseconds(given, "transaction.timeout.ms", 0),
             properties=MappingProxyType(given),
         )
@@ -230,7 +116,8 @@ class KafkaConfig:
     @property
     def client(self) -> str:
         """What the brokers' quotas are for, in words."""
-        return f"client.id {self.client_id!r}" + ("" if self.sasl is None else f", user {self.sasl.username!r}")
+        user = f", user {self.sasl.username!r}" if isinstance(self.sasl, PasswordLogin) else ""
+        return f"client.id {self.client_id!r}{user}"
 
     def tls(self) -> ssl.SSLContext | None:
         """The TLS context from the `ssl.*` settings, created once; None if the protocol does not use TLS.
@@ -296,17 +183,5 @@ def _refuse_unsafe_settings(given: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"{name} is {given[name]!r}; transactions require 'all'.")
     for name in ("enable.idempotence", "delivery.report.only.error"):
         wanted = name == "enable.idempotence"
-        if name in given and (str(given[name]).lower() in _TRUE) is not wanted:
+        if name in given and (str(given[name]).lower() in TRUE) is not wanted:
             raise ConfigurationError(f"{name} is {given[name]!r}; transactions require {'true' if wanted else 'false'}.")
-
-
-def _sasl(given: Mapping[str, Any]) -> Sasl:
-    mechanism = str(given.get("sasl.mechanism", given.get("sasl.mechanisms", ""))).upper()
-    if mechanism not in MECHANISMS:
-        raise ConfigurationError(
-            f"Unsupported sasl.mechanism {mechanism!r}.", next_step=f"use one of {', '.join(MECHANISMS)}", mechanism=mechanism
-        )
-    username, password = given.get("sasl.username"), given.get("sasl.password")
-    if not username or not password:
-        raise ConfigurationError(f"SASL {mechanism} requires sasl.username and sasl.password.")
-    return Sasl(mechanism, str(username), str(password))

@@ -24,8 +24,9 @@ from dualwrite.kafka.client.broker_connection import (
     RebootstrapRequiredError,
     about_the_cluster,
 )
-from dualwrite.kafka.client.config import Address, KafkaConfig, Sasl
+from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.kafka_errors import ErrorCode
+from dualwrite.kafka.client.logins import PasswordLogin
 from dualwrite.observability.logs import closed_on_error
 
 _ALERT: Final = b"\x15\x03"
@@ -37,7 +38,8 @@ _OF_CERTIFICATES: Final = ("ACCESS_DENIED", "DECRYPT_ERROR", "UNKNOWN_CA")
 _OF_PARAMETERS: Final = ("HANDSHAKE_FAILURE", "INSUFFICIENT_SECURITY", "PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL")
 """TLS alerts, and errors of OpenSSL, if the two sides have no version of TLS or no cipher in common."""
 
-_NOBODY: Final = Sasl("", "", "")  # a login that each listener refuses, one without SASL in another way; it has no secret
+_NOBODY: Final = PasswordLogin("", "", "")
+"""A login that each listener refuses, one without SASL in another way; it has no secret."""
 _BY_THE_PEER: Final = (NotKafkaError, EOFError, ssl.SSLError, ConnectionResetError, BrokenPipeError)
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 _MORE: Final = 0x80  # another byte of the number follows
 _MAX_SHIFT: Final = 28  # the shift of the fifth byte, the last of 32 bits
+_NOT_SHOWN: Final = "auth_bytes"  # the field of the messages of a login
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
 
@@ -240,7 +241,8 @@ class Structure:
     __slots__: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
+        shown = (f"{name}={'***' if name == _NOT_SHOWN else repr(getattr(self, name))}" for name in self.__slots__)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @dataclass(slots=True, eq=False, repr=False)

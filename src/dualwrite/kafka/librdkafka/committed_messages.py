@@ -24,6 +24,7 @@ from dualwrite.deadline import Deadline
 from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
 from dualwrite.kafka.client.brokers import check_not_refused
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.librdkafka.client_settings import client_settings
 from dualwrite.kafka.librdkafka.librdkafka_errors import LEADER_MOVED, consumer_recovers, consuming_error, text_of
 
 _POLL: Final = 0.02
@@ -118,7 +119,7 @@ def _settings(kafka: str | Mapping[str, Any] | KafkaConfig, timeout: float) -> d
     config = KafkaConfig.of(kafka)
     check_not_refused(config, timeout)
     # quiet: errors are raised, and without a broker there would be hundreds of lines
-    return {**config.properties, "bootstrap.servers": config.servers, "log_level": 2}
+    return client_settings({**config.properties, "bootstrap.servers": config.servers, "log_level": 2})
 
 
 def _ends(settings: dict[str, Any], topic: str, *, is_settled: bool, timeout: float) -> dict[int, int]:

@@ -26,8 +26,9 @@ from confluent_kafka.cimpl import Consumer  # the package's one may be auto-inst
 
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.brokers import REFUSAL_LIMIT, check_not_refused
+from dualwrite.kafka.librdkafka.client_settings import client_settings
 from dualwrite.kafka.librdkafka.group_offsets import Batch, BrokerOffsets, MonitorOffsets, Partition, partition_of
-from dualwrite.kafka.librdkafka.librdkafka_errors import consumer_recovers, consuming_error, text_of, with_own_lines
+from dualwrite.kafka.librdkafka.librdkafka_errors import consumer_recovers, consuming_error, text_of
 from dualwrite.observability.logs import SubjectLogger, if_unexpected
 from dualwrite.observability.outages import kafka_at
 
@@ -121,7 +122,7 @@ class GroupConsumer:
         self._unknown: dict[str, float] = {}  # topics that the brokers don't know, with the time of the last warning
         try:
             noting = {"error_cb": self._note_error}
-            self._consumer = Consumer(with_own_lines({**settings, **_OURS, **_INTERNAL, **noting}, group_id=self.group_id))
+            self._consumer = Consumer(client_settings({**settings, **_OURS, **_INTERNAL, **noting}, group_id=self.group_id))
             self._consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
         except KafkaException as error:
             raise ConfigurationError(f"The consumer can't be created: {text_of(error.args[0])}.") from error

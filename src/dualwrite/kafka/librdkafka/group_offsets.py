@@ -13,7 +13,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.cimpl import Consumer  # the package's one may be auto-instrumented
 
 from dualwrite.errors import BrokerError, BrokerUnavailableError
-from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, text_of, with_own_lines
+from dualwrite.kafka.librdkafka.client_settings import client_settings
+from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, text_of
 from dualwrite.kafka.librdkafka.topic_admin import admin_client
 from dualwrite.observability.logs import SubjectLogger
 
@@ -204,7 +205,7 @@ class IdleGroup(BrokerOffsets):
     def __init__(self, settings: Mapping[str, Any], group_id: str, timeout: float) -> None:
         self._timeout = timeout
         self._admin = admin_client(settings, timeout)
-        made = with_own_lines({**settings, "group.id": group_id, "enable.auto.commit": False}, group_id=group_id)
+        made = client_settings({**settings, "group.id": group_id, "enable.auto.commit": False}, group_id=group_id)
         super().__init__(Consumer(made), group_id)
 
     def members(self) -> int:

@@ -232,8 +232,3 @@ class OwnLines:
         self._logged[kind] = (now, 0)
         more = f" ({left_out} more since the last such line)" if left_out else ""
         log.warning("librdkafka: %s: %s%s", facility, text, more, **self._fields)
-
-
-def with_own_lines(settings: Mapping[str, Any], **fields: str) -> dict[str, Any]:
-    """The settings of a client, with `logger` unless the user has set one; for the fields see OwnLines."""
-    return {"logger": OwnLines(**fields), **settings}

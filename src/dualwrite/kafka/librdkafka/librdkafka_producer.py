@@ -34,6 +34,7 @@ from dualwrite.kafka.client.broker_connection import PRODUCE_QUOTA
 from dualwrite.kafka.client.brokers import REFUSAL_LIMIT, check_not_refused
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.logins import TokenLogin
 from dualwrite.kafka.client.time_budget import (
     DEFAULT_TRANSACTION_TIMEOUT_MS,
     TimeBudget,
@@ -41,8 +42,9 @@ from dualwrite.kafka.client.time_budget import (
     judged,
     transaction_timeout_ms,
 )
+from dualwrite.kafka.librdkafka.client_settings import client_settings, without_tokens
 from dualwrite.kafka.librdkafka.delivery_reports import DeliveryReports
-from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, is_retriable, kafka_error, with_own_lines
+from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, is_retriable, kafka_error
 from dualwrite.kafka.librdkafka.topic_admin import wait_for_topic
 from dualwrite.kafka.messages import (
     MAX_PARTITION,
@@ -78,6 +80,9 @@ _NO_TIMES: Final = (MAX_TIMESTAMP, 0)
 def check_settings(config: KafkaConfig) -> None:
     """Check that librdkafka accepts the settings, as `open_producer` does; opens no connection."""
     timeout_ms = chosen_timeout_ms(config) or DEFAULT_TRANSACTION_TIMEOUT_MS
+    if isinstance(config.sasl, TokenLogin):  # to wait for a token takes a second
+        protocol = config.protocol.removeprefix("SASL_")
+        config = KafkaConfig.of({**without_tokens(config.properties), "security.protocol": protocol})
     open_producer(config, "dualwrite-check", timeout_ms, SimpleQueue[ThrottleEvent]().put)
 
 
@@ -88,6 +93,7 @@ def open_producer(
 
     Raises:
         ConfigurationError: librdkafka does not know a setting, or rejects its value.
+        BrokerError: There is no token for the login; see `client_settings`.
     """
     settings: Mapping[str, Any] = {
         "client.id": config.client_id,
@@ -101,8 +107,9 @@ def open_producer(
         "enable.idempotence": True,
         "acks": "all",
     }
+    made = client_settings(settings, kafka_transactional_id=kafka_transactional_id)
     try:
-        return Producer(with_own_lines(settings, kafka_transactional_id=kafka_transactional_id))
+        return Producer(made)
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ConfigurationError(

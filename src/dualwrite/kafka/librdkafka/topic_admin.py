@@ -13,7 +13,8 @@ from confluent_kafka.cimpl import NewTopic
 from dualwrite.deadline import Deadline, Limit
 from dualwrite.errors import BrokerError, BrokerUnavailableError
 from dualwrite.kafka.client.brokers import check_not_refused
-from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, is_retriable, kafka_error, with_own_lines
+from dualwrite.kafka.librdkafka.client_settings import client_settings
+from dualwrite.kafka.librdkafka.librdkafka_errors import broker_error, is_retriable, kafka_error
 
 _DEFAULTS: Final = {
     "topic.metadata.refresh.interval.ms": 1000,
@@ -37,7 +38,7 @@ def admin_client(settings: Mapping[str, Any], timeout: Limit) -> AdminClient:
         BrokerAuthorizationError: The brokers refuse this client: known within the timeout, unless no broker answers.
     """
     check_not_refused(settings, timeout)
-    return AdminClient(with_own_lines({**_DEFAULTS, **settings}))
+    return AdminClient(client_settings({**_DEFAULTS, **settings}))
 
 
 def create_topic(

@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.compression import Compression, compression_by_name
 from dualwrite.kafka.client.config import KafkaConfig
+from dualwrite.kafka.client.logins import TOKEN_NAMES
 from dualwrite.kafka.native.partitioners import Partitioner, partitioner_by_name
 
 MAX_IN_FLIGHT: Final = 5  # a broker remembers this many batches of a producer to detect duplicates (KIP-98)
@@ -53,6 +54,7 @@ KNOWN_NAMES: Final = frozenset(
         "ssl.key.pem",
         "topic.metadata.refresh.interval.ms",
         "transaction.timeout.ms",
+        *TOKEN_NAMES,
     }
 )
 """Settings whose values our own code checks. All other names and their values are checked by librdkafka."""
