@@ -35,6 +35,7 @@ class Chart:
         begins: The time at its left edge, in seconds since 1970.
         ends: The time at its right edge.
         peak: Its largest number, in words; None if nothing is known yet. The lower edge is 0.
+        is_flat: Whether all its numbers are 0.
         lines: Its lines.
     """
 
@@ -42,6 +43,7 @@ class Chart:
     begins: float
     ends: float
     peak: str | None
+    is_flat: bool
     lines: tuple[Line, ...]
 
     @property
@@ -91,7 +93,7 @@ def chart(
         )
         last = points[-1][1] if points else None
         drawn.append(Line(name, path, area, "not known" if last is None else words(last)))
-    return Chart(title, begins, ends, words(max(known)) if known else None, tuple(drawn))
+    return Chart(title, begins, ends, words(max(known)) if known else None, not any(known), tuple(drawn))
 
 
 def _runs(points: Sequence[Point], gap: float) -> list[list[tuple[float, float]]]:

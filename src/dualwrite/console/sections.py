@@ -21,7 +21,6 @@ from dualwrite.errors import (
     ConfigurationError,
     DualWriteError,
     StateTableMissingError,
-    UnknownTopicError,
 )
 from dualwrite.processor.dead_letter_topic import DeadLetterTopic
 from dualwrite.processor.dead_letters import DeadLetter as ProcessorLetter
@@ -312,8 +311,6 @@ def _in_topic(name: str, topic: DeadLetterTopic) -> list[ProcessorLetters]:
         for letter in topic.letters():
             if not letter.is_replayed:
                 found.setdefault(letter.group, []).append(letter)
-    except UnknownTopicError:  # the first dead letter creates it
-        return []
     except BrokerUnavailableError:
         raise
     except DualWriteError as error:

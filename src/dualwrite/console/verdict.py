@@ -16,12 +16,13 @@ Level = Literal["well", "waits", "unknown"]
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that waits, or is not known, with the tab, and the ids, that show more."""
+    """One thing that waits, or is not known, with the tab, and the ids, that show more; and other tabs that it concerns."""
 
     text: str
     tab: str
     ids: tuple[str, ...] = ()
     is_known: bool = True
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,8 @@ class Summary:
     @property
     def marks(self) -> dict[str, str]:
         """What is to be seen on each tab, in words."""
-        return {line.tab: "not read" for line in self.lines if not line.is_known} | {
-            line.tab: "to look at" for line in self.lines if line.is_known
-        }
+        unread = {tab: "not read" for line in self.lines if not line.is_known for tab in (line.tab, *line.others)}
+        return unread | {line.tab: "to look at" for line in self.lines if line.is_known}
 
 
 def verdict(sections: Sections) -> Summary:
@@ -112,11 +112,12 @@ def _asked(sections: Sections) -> list[tuple[SharedRead[Any], str, str]]:
 
 def _missing(sections: Sections) -> list[Line]:
     """What could not be read, each reason once."""
-    problems = [(tab, name, read.known.problem) for read, tab, name in _asked(sections)]
-    lines = []
-    for reason in dict.fromkeys(problem for _, _, problem in problems if problem is not None):
-        of_it = [(tab, what) for tab, what, problem in problems if problem == reason]
-        text = f"Not read: {', '.join(what for _, what in of_it)}. {reason}"
-        lines.append(Line(text, of_it[0][0], is_known=False))
+    lines: list[Line] = []
+    failed = [(tab, name, known) for read, tab, name in _asked(sections) if (known := read.known).problem is not None]
+    for reason in dict.fromkeys(known.silent or known.problem for _, _, known in failed):
+        of_it = [(tab, name, known.problem) for tab, name, known in failed if reason in (known.silent, known.problem)]
+        first, *others = (tab for tab, _, _ in of_it)
+        text = f"Not read: {', '.join(name for _, name, _ in of_it)}. {of_it[0][2]}"
+        lines.append(Line(text, first, is_known=False, others=tuple(others)))
     unread = [each for each in sections.topics.known.value or [] if each.problem is not None]
     return lines + [Line(f"Not read: {each.topic}. {each.problem}", "letters", is_known=False) for each in unread]

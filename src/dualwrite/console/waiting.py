@@ -13,6 +13,7 @@ from dualwrite.console.charts import Chart, chart
 from dualwrite.console.sections import Sections
 from dualwrite.console.subject import Subject
 from dualwrite.console.words import number_words, seconds_words
+from dualwrite.diagnosis.positions import ShownPosition
 from dualwrite.texts import now_ms
 
 SAMPLE_SECONDS: Final = 15.0
@@ -24,13 +25,25 @@ SHOWN_SECONDS: Final = 3600.0
 _GAP: Final = 3 * SAMPLE_SECONDS
 
 
+def _age_words(seconds: float) -> str:
+    return seconds_words(round(seconds))
+
+
 @dataclass(frozen=True)
 class Measure:
-    """A number that is kept: its name, how it is made of what was read last (None: not known), and what it is in words."""
+    """A number that is kept.
+
+    Args:
+        name: What it is: what is counted, in the plural, or which age it is.
+        read: The number, made of what was read last; None if that is not known.
+        words: The number in words, without its name.
+        one: The name if the number is 1; by default the same.
+    """
 
     name: str
     read: Callable[[Sections], float | None]
-    words: Callable[[float], str] = seconds_words
+    words: Callable[[float], str] = _age_words
+    one: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +151,8 @@ class History:
         first, *others = tile.measures
         count = numbers[first]
         level = "unknown" if count is None else "none" if not count else "work" if tile.is_work else "waits"
-        text = "not known" if count is None else first.words(count) if count else tile.none
+        noun = (first.one or first.name) if count == 1 else first.name
+        text = "not known" if count is None else f"{first.words(count)} {noun}" if count else tile.none
         more = [f"{each.name} {each.words(number)}" for each in others if count and (number := numbers[each])]
         return ShownTile(tile, level, text, ", ".join(more), tuple(charts))
 
@@ -209,11 +223,15 @@ def _letters(sections: Sections) -> float | None:
 
 
 def _behind(sections: Sections) -> float | None:
-    return _all(sections.lags.known.current, lambda one: one.behind or 0, sum)
+    return _all(_lags(sections), lambda one: one.behind or 0, sum)
 
 
 def _held_back(sections: Sections) -> float | None:
-    return _all(sections.lags.known.current, lambda one: one.held_back or 0, sum)
+    return _all(_lags(sections), lambda one: one.held_back or 0, sum)
+
+
+def _lags(sections: Sections) -> list[ShownPosition] | None:
+    return None if sections.positions.known.current is None else sections.lags.known.current
 
 
 def _open_runs(sections: Sections) -> float | None:
@@ -231,37 +249,31 @@ def _rate(sections: Sections) -> float | None:
     return known[-1] if known else None
 
 
-def _number_of(noun: str) -> Callable[[float], str]:
-    return lambda number: f"{number_words(number)} {noun}{'' if number == 1 else 's'}"
-
-
-_MESSAGES: Final = _number_of("message")
-
 TILES: Final = (
     Tile(
         "ids",
         "Ids in doubt",
         lambda subject: subject.has_database,
-        (Measure("ids", _doubts, _number_of("id")), Measure("oldest", _oldest_doubt)),
+        (Measure("ids", _doubts, number_words, "id"), Measure("oldest", _oldest_doubt)),
     ),
     Tile(
         "stuck",
         "Stuck partitions",
         lambda subject: subject.has_kafka,
-        (Measure("partitions", _stuck, _number_of("partition")), Measure("longest wait", _longest_wait)),
+        (Measure("partitions", _stuck, number_words, "partition"), Measure("oldest", _longest_wait)),
     ),
     Tile(
         "journals",
         "Journals",
         lambda subject: subject.sql_store,
-        (Measure("messages", _journaled, _MESSAGES), Measure("oldest", _oldest_journaled)),
+        (Measure("messages", _journaled, number_words, "message"), Measure("oldest", _oldest_journaled)),
         none="empty",
     ),
     Tile(
         "journals",
         "Relays",
         lambda subject: subject.relays,
-        (Measure("rows", _rows, _number_of("row")), Measure("oldest", _oldest_row)),
+        (Measure("rows", _rows, number_words, "row"), Measure("oldest", _oldest_row)),
         none="nothing waits",
         is_work=True,
     ),
@@ -269,13 +281,16 @@ TILES: Final = (
         "letters",
         "Dead letters",
         lambda subject: subject.sql_store or subject.dead_letter_topics,
-        (Measure("letters", _letters, _number_of("letter")),),
+        (Measure("letters", _letters, number_words, "letter"),),
     ),
     Tile(
         "consumers",
         "Consumers",
         lambda subject: subject.has_database and subject.has_kafka,
-        (Measure("behind", _behind, lambda number: f"{_MESSAGES(number)} behind"), Measure("held back", _held_back, _MESSAGES)),
+        (
+            Measure("behind", _behind, number_words),
+            Measure("held back", _held_back, number_words),
+        ),
         none="none behind",
         is_work=True,
     ),
@@ -283,7 +298,7 @@ TILES: Final = (
         "jobs",
         "Jobs",
         lambda subject: subject.sql_store,
-        (Measure("open runs", _open_runs, _number_of("open run")), Measure("no heartbeat for", _silent_job)),
+        (Measure("open runs", _open_runs, number_words, "open run"), Measure("silent", _silent_job)),
         none="none runs",
         is_work=True,
     ),
@@ -291,7 +306,7 @@ TILES: Final = (
         "rates",
         "Transactions",
         lambda subject: subject.has_database,
-        (Measure("per second", _rate, lambda number: f"{number_words(number)} per second"),),
+        (Measure("per second", _rate, number_words),),
         none="none now",
         is_work=True,
     ),
