@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,26 +19,36 @@ from starlette.routing import Mount
 import dualwrite
 from console.chromium import PHONE, WIDE, Visit, served, visiting
 from console.console_scene import SCREENSHOTS, ConsoleScene, operator
-from dualwrite.console import sections
+from dualwrite.console import sections, waiting
 from dualwrite.console.app import TABS
 from fixtures.broker import make_topic, wait_for_markers
+from fixtures.pace import LIMIT
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def address(scene: ConsoleScene, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A console with something in each section."""
+    """A console with something in most sections, which has come there one after another."""
     monkeypatch.setattr(sections, "LONGER_SECONDS", 0.0)
+    if SCREENSHOTS:  # an hour passes within a minute
+        for name in ("SAMPLE_SECONDS", "SHOWN_SECONDS"):
+            monkeypatch.setattr(waiting, name, getattr(waiting, name) / 60)
+    seconds = float(os.environ.get("DUALWRITE_SCREENSHOT_LOAD", "1"))
     make_topic(scene.broker, f"{scene.name('checkout')}-events", 1)
-    scene.crash(scene.name("checkout"))
-    scene.lose(scene.name("refunds"))
-    scene.journal(scene.name("mail"), "one", "two")
     with scene.relay("not a topic!") as relay, load(scene, scene.name("shop")) as pool:
         mounted = scene.made(pool=pool, authorize=operator, relays=[relay])
-        time.sleep(float(os.environ.get("DUALWRITE_SCREENSHOT_LOAD", "1")))
         with served(Starlette(routes=[Mount("/dualwrite", mounted)])) as port:
-            yield f"http://127.0.0.1:{port}/dualwrite"
+            found = f"http://127.0.0.1:{port}/dualwrite"
+            urllib.request.urlopen(found, timeout=LIMIT).close()  # readings begin with the first look
+            for happens in (
+                lambda: scene.lose(scene.name("refunds")),
+                lambda: scene.crash(scene.name("checkout")),
+                lambda: scene.journal(scene.name("mail"), "one", "two"),
+            ):
+                time.sleep(seconds / 3)
+                happens()
+            yield found
 
 
 @contextmanager
@@ -176,8 +187,8 @@ def test_a_viewer_has_no_buttons(scene: ConsoleScene) -> None:
 
 
 def picture(visit: Visit, folder: Path, name: str, height: int | None = None) -> None:
-    """Take a picture of the page, or of so many pixels from its top; SCREENSHOTS is a folder for those of the documentation."""
+    """Take a picture of what the window shows, or of so many pixels from the page's top, into `folder`, or into SCREENSHOTS."""
     where = (Path(SCREENSHOTS) if SCREENSHOTS and name != "console-dark.png" else folder) / name
     top = None if height is None else FloatRect(x=0, y=0, width=PHONE["viewport"]["width"], height=height)
-    visit.page.screenshot(path=where, full_page=True, clip=top)
+    visit.page.screenshot(path=where, full_page=height is not None, clip=top, scale="css")
     assert where.stat().st_size > 10_000

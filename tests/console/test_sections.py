@@ -83,7 +83,7 @@ def test_what_is_lost_and_unverified_and_in_a_journal(scene: ConsoleScene) -> No
     browser.until("todo", "1 transaction lost, to publish again.", "1 transaction unverified")
     verdict = browser.section("verdict")
     assert re.search(r"Not all is well: \d things to look at\.", verdict)
-    assert re.search(r'/journals">Journals and relays <span class="mark bad" title="to look at">', verdict)
+    assert re.search(r'/journals">Journals, relays <span class="mark bad" title="to look at">', verdict)
     assert "2 messages</strong>" in browser.until("waiting", "2 messages</strong>", "2 ids</strong>")
     detail = browser.get(f"/detail/{lost.transactional_id}")
     assert f"can be published again: 1 to {lost.transactional_id}-events-0 (from offset 0)" in detail

@@ -50,8 +50,8 @@ from dualwrite.settings import Settings
 TABS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "overview": ("Overview", ("todo", "waiting")),
     "ids": ("Ids", ("lost", "ids")),
-    "stuck": ("Stuck partitions", ("stuck",)),
-    "journals": ("Journals and relays", ("journals", "relays")),
+    "stuck": ("Stuck", ("stuck",)),
+    "journals": ("Journals, relays", ("journals", "relays")),
     "letters": ("Dead letters", ("letters", "topics")),
     "consumers": ("Consumers", ("consumers",)),
     "jobs": ("Jobs", ("jobs",)),
@@ -329,7 +329,8 @@ def console(
     `app.mount("/dualwrite", console(pool))` mounts it in a Starlette or FastAPI application.
 
     It shows what the whole database and the whole cluster have, not only this pool; durations and rates are those of this
-    process. Make one for a process: it observes the process until `close`.
+    process. Make one for a process: it observes the process until `close`. From the first look on, and until nobody has looked
+    for an hour, a thread reads every 15 seconds what waits, and keeps an hour of that in memory.
 
     Args:
         pool: The pool; None for a console of the settings alone.
