@@ -249,7 +249,7 @@ def test_a_database_and_a_broker_that_are_down(tmp_path: Path) -> None:
         assert f"The {name.replace('letters', 'dead letters')} could not be read" in browser.until(name, "could not be read")
     assert "The positions could not be read" in browser.until("consumers", "The positions could not be read")
     assert "database" in browser.until("doctor", "broken")
-    todo = browser.until("todo", "Not read: ids, journals, dead letters.", "Not read: partitions, coordinators.")
+    todo = browser.until("todo", "Not read: ids, journals, dead letters, jobs.", "Not read: partitions, coordinators.")
     assert todo.count("<li>") == 2, "the doctor says the same, which is not repeated"
     verdict = browser.section("verdict")
     assert "Not all is well: Kafka and the database do not answer." in verdict

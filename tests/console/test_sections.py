@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, Producer
 import dualwrite
 from console.console_scene import Browser, ConsoleScene
 from dualwrite.console import sections
+from dualwrite.diagnosis import jobs as jobs_module
 from dualwrite.diagnosis.jobs import JobWatch
 from dualwrite.jobs.ledger import JobLedger
 from dualwrite.jobs.rules import AttemptId, JobRun
@@ -108,21 +109,29 @@ def test_consumer_positions_with_what_is_behind_and_held_back(scene: ConsoleScen
     assert group in browser.get("/consumers")
 
 
-def test_jobs_with_their_tasks_and_heartbeats(scene: ConsoleScene) -> None:
+def test_jobs_with_their_tasks_and_heartbeats(scene: ConsoleScene, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = JobLedger(scene.store)
     run = JobRun(scene.name("nightly"), "report <1>", 7)
     ledger.open(run, owner="driver on host a", staging_table="stage")
     attempt, _ = ledger.claim(run, AttemptId(run.prefix, 0, 0), "a task", "task on host b", timeout=LIMIT)
+    make_topic(scene.broker, f"{run.prefix}-events", 1)
+    scene.crash(str(attempt))  # its transaction stays open, as that of a task that takes long
     browser = scene.client(authorize=None)
     jobs = browser.until("jobs", run.prefix)
-    assert all(text in jobs for text in ("report &lt;1&gt;", "a run is open", "<span>1</span>", "driver on host a"))
+    browser.until("stuck", f"/id/{run.prefix}")
+    browser.until("ids", "open for")
+    assert str(attempt) not in browser.section("todo"), "it is the work of a run that is alive"
+    assert all(text in jobs for text in ("report &lt;1&gt;", "a run is open", "1, 1 not ended", "driver on host a"))
     watch = JobWatch(scene.store)
     watch.read()
     (silent,) = watch.read()
     assert silent.silent, "nothing has changed between the two"
     assert ledger.beat(run, str(attempt))
     (alive,) = watch.read()
-    assert alive.silent == 0
+    assert (alive.silent, alive.is_alive) == (0, True)
+    monkeypatch.setattr(jobs_module, "SILENT_SECONDS", -1.0)
+    browser.until("todo", "1 transaction waits.", str(attempt))
+    browser.until("jobs", "no heartbeat for")
 
 
 def test_dead_letters(scene: ConsoleScene) -> None:

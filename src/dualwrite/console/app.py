@@ -264,7 +264,7 @@ class Console:
             (of.relays, subject.relays, ("verdict", "relays")),
             (of.positions, subject.has_database, ("waiting", "consumers")),
             (of.lags, has_both, ("waiting", "consumers")),
-            (of.jobs, subject.sql_store, ("waiting", "jobs")),
+            (of.jobs, subject.sql_store, ("verdict", "ids", "jobs")),
             (of.doctor, True, ("doctor",)),
         ]
         also = {"verdict"} if set(sections) & {"todo", "waiting"} else set()

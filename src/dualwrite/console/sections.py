@@ -15,7 +15,7 @@ from dualwrite.diagnosis.ids import FoundIds, read_ids
 from dualwrite.diagnosis.jobs import JobWatch, WatchedJob
 from dualwrite.diagnosis.needs import LONGER_SECONDS, Attention, Need
 from dualwrite.diagnosis.positions import ShownPosition, groups_of, shown_of, with_kafka
-from dualwrite.diagnosis.stuck import DecidedSearch, decided_search
+from dualwrite.diagnosis.stuck import DecidedSearch, Stuck, decided_search
 from dualwrite.errors import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -32,7 +32,7 @@ from dualwrite.state import TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostTransaction, StateRow
 from dualwrite.stores.leases import Lease
 from dualwrite.texts import now_ms
-from dualwrite.transactional_id import drained_prefix
+from dualwrite.transactional_id import TransactionalId, drained_prefix
 
 T = TypeVar("T")
 
@@ -211,13 +211,24 @@ class Sections:
         return known.problem is None if known.at is not None or known.problem is not None else None
 
     def needs(self) -> list[Attention]:
-        """What of the ids needs somebody, as far as it is known."""
+        """What of the ids needs somebody, as far as it is known; not what is open on the ids of a job's run that is alive."""
         ids = self.ids.known.value
         if ids is None:
             return []
         seen = self.seen.known.value
         known = replace(ids, seen=self._seen(), gone=[] if seen is None else seen.gone)
-        return known.needs(longer_than=LONGER_SECONDS)
+        working = self._working()
+        needs = known.needs(longer_than=LONGER_SECONDS)
+        return [each for each in needs if each.need is not Need.RECOVER or each.transactional_id not in working]
+
+    def stuck_partitions(self) -> list[Stuck]:
+        """The partitions in which consumers wait, but not those where they wait for a job's run that is alive."""
+        found, working = self.stuck.known.value, self._working()
+        return [] if found is None else [one for one in found.stuck if _logical(one.holder.transactional_id) not in working]
+
+    def _working(self) -> set[str]:
+        """The ids of jobs whose runs are alive: their tasks may take longer than other transactions."""
+        return {name for job in self.jobs.known.value or [] if job.is_alive for name in job.ids}
 
     def beginnings(self) -> dict[str, float]:
         """Since when what is open or lost has been so, in seconds since 1970, by its id at Kafka."""
@@ -274,6 +285,11 @@ class Sections:
     def series(self) -> dict[str, list[Any]]:
         """The points of the charts."""
         return self.rates.series() if self.recent is None else self.recent.series()
+
+
+def _logical(kafka_id: str | None) -> str | None:
+    named = None if kafka_id is None else TransactionalId.of_kafka(kafka_id)
+    return None if named is None else named.logical
 
 
 def _open_words(found: TransactionDescription | None) -> str:

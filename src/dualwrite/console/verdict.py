@@ -62,10 +62,9 @@ def verdict(sections: Sections) -> Summary:
 
 
 def _stuck(sections: Sections) -> list[Line]:
-    seen = sections.stuck.known.value
-    if seen is None or not seen.found.partitions:
+    stuck = sections.stuck_partitions()
+    if not stuck:
         return []
-    stuck = seen.found.partitions
     groups = {group.group_id for one in stuck for group in one.groups}
     who = f"{counted(len(groups), 'consumer group')} ({', '.join(sorted(groups))})" if groups else "read_committed consumers"
     wait = "waits" if len(groups) == 1 else "wait"
@@ -101,6 +100,7 @@ def _asked(sections: Sections) -> list[tuple[SharedRead[Any], str, str]]:
         found.append((sections.ids, "ids", "ids"))
     if subject.sql_store is not None:
         found += [(sections.journals, "journals", "journals"), (sections.letters, "letters", "dead letters")]
+        found.append((sections.jobs, "jobs", "jobs"))
     if subject.has_kafka:
         found.append((sections.stuck, "stuck", "partitions"))
     if subject.dead_letter_topics:

@@ -189,13 +189,12 @@ def _oldest_doubt(sections: Sections) -> float | None:
 
 
 def _stuck(sections: Sections) -> float | None:
-    found = sections.stuck.known.current
-    return None if found is None else len(found.stuck)
+    return None if sections.stuck.known.current is None else len(sections.stuck_partitions())
 
 
 def _longest_wait(sections: Sections) -> float | None:
-    found = sections.stuck.known.current
-    return None if found is None else _all(found.stuck, lambda one: (one.holder.age_ms(now_ms()) or 0) / 1000, _most)
+    found = None if sections.stuck.known.current is None else sections.stuck_partitions()
+    return _all(found, lambda one: (one.holder.age_ms(now_ms()) or 0) / 1000, _most)
 
 
 def _journaled(sections: Sections) -> float | None:

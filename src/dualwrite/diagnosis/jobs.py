@@ -25,21 +25,30 @@ JOBS: Final = Facts(
 """The facts about the row of a job."""
 
 
+SILENT_SECONDS: Final = 60.0
+"""Seconds without a heartbeat after which a run is probably gone; its tasks send one every few seconds."""
+
+
 @dataclass(frozen=True)
 class WatchedJob:
     """A job, and for how long its open run has shown no sign of life.
 
     Args:
         row: Its row.
-        tasks: The transactional ids that tasks of its newest run have claimed.
+        ids: The transactional ids that tasks of its newest run have claimed.
         unresolved: How many of these have a transaction that has not ended.
         silent: Seconds for which no heartbeat was seen, since it is watched; None if its run is not open.
     """
 
     row: JobRow
-    tasks: int
+    ids: frozenset[str]
     unresolved: int
     silent: float | None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its run is open and has sent heartbeats lately: what is open on its ids is somebody's work."""
+        return self.silent is not None and self.silent <= SILENT_SECONDS
 
 
 class JobWatch:
@@ -75,4 +84,6 @@ class JobWatch:
             since = known[1] if known is not None and known[0] == signs else now
             self._seen[row.prefix] = signs, since
             silent = now - since
-        return WatchedJob(row, len(tasks), sum(not each.is_resolved for each in tasks), silent)
+        return WatchedJob(
+            row, frozenset(each.transactional_id for each in tasks), sum(not each.is_resolved for each in tasks), silent
+        )
