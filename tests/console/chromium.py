@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from fixtures.pace import LIMIT, until
 
-WIDE: Final[dict[str, Any]] = {"viewport": {"width": 1280, "height": 1600}}
+WIDE: Final[dict[str, Any]] = {"viewport": {"width": 1280, "height": 800}}
 PHONE: Final[dict[str, Any]] = {
     "viewport": {"width": 390, "height": 844},
     "is_mobile": True,
@@ -81,6 +81,11 @@ class Visit:
         self.page.get_by_text(summary, exact=True).click()
         with self.page.expect_navigation():
             self.page.get_by_role("button", name=button).click()
+
+    @property
+    def height(self) -> int:
+        """How high the page's content is, in CSS pixels, at least the window's height."""
+        return int(self.page.evaluate("document.documentElement.scrollHeight"))
 
     @property
     def width(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import uuid
@@ -31,6 +30,7 @@ from dualwrite.stores.sql import SqlStateStore
 from dualwrite.stores.sql.sql_journal import SqlJournal, insert_entries
 from dualwrite.testing import failpoints
 from dualwrite.testing.fakes import FakeMessage
+from dualwrite.texts import now_ms
 from fixtures.broker import read_values
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, until
@@ -113,7 +113,7 @@ class ConsoleScene:
         self.store.journal.prepare(prefix)
         self.store.journal.open(prefix, "a pool that is gone", JournalLimits())
         to = topic or f"{prefix}-events"
-        entries = [JournalEntry(to, None, each.encode(), None, None, 1_700_000_000_000) for each in values]
+        entries = [JournalEntry(to, None, each.encode(), None, None, now_ms()) for each in values]
         self.store.short_transactions.run(lambda connection: insert_entries(connection, prefix, entries), "a test")
 
     def dead_letter(self, topic: str, message: FakeMessage, group: str) -> None:
@@ -214,11 +214,3 @@ class Browser:
 
 def _quoted(text: str) -> str:
     return quote_plus(unescape(text))
-
-
-def series_of(page: str) -> dict[str, list[float | None]]:
-    """The points of the charts of the section `rates`."""
-    found = re.search(r'data-series="([^"]*)"', page)
-    assert found is not None
-    points: dict[str, list[float | None]] = json.loads(unescape(found[1]))
-    return points

@@ -27,7 +27,7 @@ import dualwrite
 from dualwrite.cli.console import _is_loopback
 from dualwrite.console import console
 from dualwrite.console.access import FORM_COOKIE
-from dualwrite.console.app import SECTIONS
+from dualwrite.console.app import TABS
 from fixtures.command import output_of
 from fixtures.fork_server import ForkedProcess
 from fixtures.pace import LIMIT, ended, until
@@ -126,8 +126,8 @@ def test_the_page_works_at_a_path_of_a_proxy_and_beside_it(sqlite_url: str) -> N
                 assert (page.url.path, page.url.query) == ("/ops/", b"")
                 assert page.text.count("<dd>operator</dd>") == browser.get("/ops").text.count("<dd>operator</dd>") == 1
                 parts = set(re.findall(r'(?:hx-get|href|src)="(/[^"#]*)"', page.text))
-                assert {f"/ops/section/{name}" for name in SECTIONS} < parts
-                asked = [part for part in parts if not re.search("section/(?!carried)", part)]  # the others wait for Kafka
+                assert {f"/ops/{tab}" for tab in TABS if tab != "overview"} < parts
+                asked = [part for part in parts if "/static/" in part or part == "/ops/actions"]  # the others wait for Kafka
                 assert {part: browser.get(part).status_code for part in asked} == dict.fromkeys(asked, 200)
                 assert all(part.startswith("/ops/") for part in parts)
                 form = {"token": browser.cookies[FORM_COOKIE], "id": "nobody"}
@@ -148,7 +148,8 @@ def test_a_mounted_page_below_a_proxy_s_path(sqlite_url: str, kept: bool) -> Non
     with closing(page), TestClient(app, root_path="/api") as browser:
         found = browser.get("/api/dualwrite/" if kept else "/dualwrite/")
         assert found.status_code == 200
-        assert 'hx-get="/api/dualwrite/section/ids"' in found.text
+        assert 'hx-get="/api/dualwrite/section/waiting"' in found.text
+        assert 'href="/api/dualwrite/consumers"' in found.text
 
 
 def test_a_port_in_use_is_a_usage_error(sqlite_url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,18 +7,18 @@ import hashlib
 import json
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, SimpleUser
-from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 import dualwrite
 from console.console_scene import PATH, Browser, ConsoleScene
 from dualwrite.console import Console, Role, TokenAccess, access, console
+from dualwrite.console.app import SECTIONS, TABS
 from dualwrite.console.pages import ASSETS
 from dualwrite.stores.base import Resolution
 from fixtures.pace import LIMIT
@@ -28,14 +28,20 @@ NOBODY = "127.0.0.1:1"
 VENDORED = Path(console.__code__.co_filename).parent / "static" / "vendor"
 
 
+_opened: list[Console] = []
+
+
 @pytest.fixture
-def quiet(sqlite_url: str) -> dualwrite.Settings:
-    """A database, and a broker that does not exist."""
-    return dualwrite.Settings(database_url=sqlite_url, kafka={"bootstrap.servers": NOBODY})
+def quiet(sqlite_url: str) -> Iterator[dualwrite.Settings]:
+    """A database, and a broker that does not exist. At its end, what was made is closed."""
+    yield dualwrite.Settings(database_url=sqlite_url, kafka={"bootstrap.servers": NOBODY})
+    while _opened:
+        _opened.pop().close()
 
 
 def made(settings: dualwrite.Settings, **options: Any) -> Browser:
-    return Browser(console(settings=settings, **options))
+    _opened.append(console(settings=settings, **options))
+    return Browser(_opened[-1])
 
 
 def operator(request: Any) -> Role:
@@ -65,8 +71,8 @@ def test_authorize_decides(quiet: dualwrite.Settings) -> None:
         return {"a": Role.VIEWER, "b": Role.OPERATOR}.get(request.headers.get("x-who", ""))
 
     browser = made(quiet, authorize=by_header)
-    pages = ("/", "/section/ids", "/id/shop", "/detail/shop")
-    assert [browser.http.get(f"{PATH}{page}").status_code for page in pages] == [401] * 4
+    pages = ("/", "/jobs", "/consumers", "/section/ids", "/section/jobs", "/id/shop", "/detail/shop")
+    assert {page: browser.http.get(f"{PATH}{page}").status_code for page in pages} == dict.fromkeys(pages, 401)
     assert browser.http.post(f"{PATH}/act/recover").status_code == 401
     assert browser.http.get(f"{PATH}/", headers={"x-who": "a"}).status_code == 200
     assert "Only operators may do this" in browser.http.post(f"{PATH}/act/recover", headers={"x-who": "a"}).text
@@ -76,7 +82,7 @@ def test_authorize_decides(quiet: dualwrite.Settings) -> None:
 def test_the_command_s_page_needs_its_token(quiet: dualwrite.Settings) -> None:
     role = TokenAccess(Role.OPERATOR)
     browser = made(quiet, authorize=role)
-    assert "No access" in browser.get("/", 401)
+    assert "You have no access" in browser.get("/", 401)
     assert browser.http.get(f"{PATH}/?token=wrong").status_code == 401
     opened = browser.http.get(f"{PATH}/?token={role.token}", follow_redirects=False)
     assert (opened.status_code, opened.headers["location"]) == (303, f"{PATH}/"), "the token is no longer in the address"
@@ -153,7 +159,7 @@ def test_names_are_escaped(quiet: dualwrite.Settings) -> None:
     name = "<script>alert(1)</script>\"'&"
     lost_on(quiet, name)
     browser = made(quiet, authorize=operator)
-    pages = [browser.get("/"), browser.section("ids"), browser.get("/id/%3Cscript%3Ealert(1)%3C%2Fscript%3E%22'%26")]
+    pages = [browser.get("/ids"), browser.section("ids"), browser.get("/id/%3Cscript%3Ealert(1)%3C%2Fscript%3E%22'%26")]
     assert not any("<script>alert" in page for page in pages)
     assert all("&lt;script&gt;alert(1)&lt;/script&gt;&#34;&#39;&amp;" in page for page in pages)
 
@@ -172,7 +178,7 @@ def test_secrets_are_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     browser = made(settings, authorize=operator)
     with caplog.at_level(logging.DEBUG):
         pages = [browser.get("/"), browser.get("/detail/shop")]
-        pages += [browser.section(name) for name in ("verdict", "stuck", "ids", "rates", "left", "doctor", "carried")]
+        pages += [browser.section(name) for name in SECTIONS]
     assert "127.0.0.1" in pages[0]
     assert not re.search("hunter[23]", "".join([*pages, caplog.text]))
 
@@ -200,7 +206,7 @@ def test_the_policy_allows_no_script_and_style_but_our_files(quiet: dualwrite.Se
         asset = browser.http.get(address)
         assert "immutable" in asset.headers["cache-control"]
         assert integrity == f"sha384-{base64.b64encode(hashlib.sha384(asset.content).digest()).decode()}"
-    assert found.text.count("integrity=") == 5
+    assert found.text.count("integrity=") == 3
 
 
 def test_files_outside_are_not_served(quiet: dualwrite.Settings) -> None:
@@ -223,12 +229,11 @@ def test_vendored_files_are_those_of_their_packages() -> None:
 
 
 def test_addresses_have_the_path_of_a_proxy(quiet: dualwrite.Settings) -> None:
-    browser = Browser(console(settings=quiet, authorize=operator), "/dualwrite", root_path="/ops")
-    app = Starlette(routes=[Mount("/dualwrite", console(settings=quiet, authorize=operator))])
-    browser.http = TestClient(app, base_url="http://ops.example.com", root_path="/ops")
-    page = browser.http.get("/ops/dualwrite/").text
-    addresses = re.findall(r'(?:href|src|action|hx-get)="(/[^"]*)"', page)
-    assert addresses
+    mounted = made(quiet, authorize=operator).http.app
+    browser = TestClient(mounted, base_url="http://ops.example.com", root_path="/ops")
+    pages = [browser.get(f"/ops/dualwrite/{tab}").text for tab in ("", *list(TABS)[1:])]
+    addresses = re.findall(r'(?:href|src|action|hx-get)="(/[^"]*)"', "".join(pages))
+    assert f"/ops/dualwrite/{list(TABS)[-1]}" in addresses
     assert all(each.startswith("/ops/dualwrite/") for each in addresses), addresses
 
 
@@ -240,10 +245,15 @@ def test_a_database_and_a_broker_that_are_down(tmp_path: Path) -> None:
     browser = made(settings)
     assert "The partitions could not be read" in browser.until("stuck", "could not be read")
     assert "The ids could not be read" in browser.until("ids", "The ids could not be read")
-    assert "could not be read" in browser.until("left", "could not be read")
+    for name in ("journals", "letters", "jobs"):
+        assert f"The {name.replace('letters', 'dead letters')} could not be read" in browser.until(name, "could not be read")
+    assert "The positions could not be read" in browser.until("consumers", "The positions could not be read")
     assert "database" in browser.until("doctor", "broken")
-    verdict = browser.until("verdict", "Not read: ids", "Not read: journals", "Not read: partitions and coordinators")
-    assert "Whether all is well could not be read completely" in verdict, "the doctor says the same, which is not repeated"
+    todo = browser.until("todo", "Not read: ids, journals, dead letters, jobs.", "Not read: partitions, coordinators.")
+    assert todo.count("<li>") == 2, "the doctor says the same, which is not repeated"
+    verdict = browser.section("verdict")
+    assert "Not all is well: Kafka and the database do not answer." in verdict
+    assert verdict.count("does not answer</span>") == 2
     assert browser.get("/detail/shop").count("could not be read") == 1
     assert browser.get("/")
 

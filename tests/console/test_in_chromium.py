@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,25 +19,36 @@ from starlette.routing import Mount
 import dualwrite
 from console.chromium import PHONE, WIDE, Visit, served, visiting
 from console.console_scene import SCREENSHOTS, ConsoleScene, operator
-from dualwrite.console import sections
+from dualwrite.console import sections, waiting
+from dualwrite.console.app import TABS
 from fixtures.broker import make_topic, wait_for_markers
+from fixtures.pace import LIMIT
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def address(scene: ConsoleScene, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A console with something in each section."""
+    """A console with something in most sections, which has come there one after another."""
     monkeypatch.setattr(sections, "LONGER_SECONDS", 0.0)
+    if SCREENSHOTS:  # an hour passes within a minute
+        for name in ("SAMPLE_SECONDS", "SHOWN_SECONDS"):
+            monkeypatch.setattr(waiting, name, getattr(waiting, name) / 60)
+    seconds = float(os.environ.get("DUALWRITE_SCREENSHOT_LOAD", "1"))
     make_topic(scene.broker, f"{scene.name('checkout')}-events", 1)
-    scene.crash(scene.name("checkout"))
-    scene.lose(scene.name("refunds"))
-    scene.journal(scene.name("mail"), "one", "two")
     with scene.relay("not a topic!") as relay, load(scene, scene.name("shop")) as pool:
         mounted = scene.made(pool=pool, authorize=operator, relays=[relay])
-        time.sleep(float(os.environ.get("DUALWRITE_SCREENSHOT_LOAD", "1")))
         with served(Starlette(routes=[Mount("/dualwrite", mounted)])) as port:
-            yield f"http://127.0.0.1:{port}/dualwrite"
+            found = f"http://127.0.0.1:{port}/dualwrite"
+            urllib.request.urlopen(found, timeout=LIMIT).close()  # readings begin with the first look
+            for happens in (
+                lambda: scene.lose(scene.name("refunds")),
+                lambda: scene.crash(scene.name("checkout")),
+                lambda: scene.journal(scene.name("mail"), "one", "two"),
+            ):
+                time.sleep(seconds / 3)
+                happens()
+            yield found
 
 
 @contextmanager
@@ -67,8 +79,9 @@ def load(scene: ConsoleScene, prefix: str) -> Iterator[dualwrite.WriterPool]:
 def test_the_page_in_a_browser(scene: ConsoleScene, address: str, tmp_path: Path) -> None:
     with visiting(**WIDE) as visit:
         visit.open(f"{address}/")
-        visit.page.locator(".uplot").first.wait_for()
         visit.page.get_by_text(scene.name("refunds")).first.wait_for()
+        visit.page.get_by_text("1 letter", exact=True).wait_for()
+        assert visit.height == WIDE["viewport"]["height"], "everything is to be seen without scrolling"
         picture(visit, tmp_path, "console-wide.png")
         visit.page.emulate_media(color_scheme="dark")
         picture(visit, tmp_path, "console-dark.png")
@@ -80,15 +93,39 @@ def test_the_page_in_a_browser(scene: ConsoleScene, address: str, tmp_path: Path
 
 
 def test_the_page_on_a_phone(scene: ConsoleScene, address: str, tmp_path: Path) -> None:
+    """It fits on every tab, and the tables that have become lists are tables for screen readers."""
     with visiting(**PHONE) as visit:
-        for page in ("/", f"/id/{scene.name('refunds')}", f"/id/{scene.name('shop')}.1"):
-            visit.open(f"{address}{page}")
-            if page == "/":
-                picture(visit, tmp_path, "console-narrow.png", height=2400)
+        for page in ("", *list(TABS)[1:], f"id/{scene.name('refunds')}", f"id/{scene.name('shop')}.1"):
+            visit.page.goto(f"{address}/{page}")
+            if not page:
+                picture(visit, tmp_path, "console-narrow.png", height=1400)
             for summary in visit.page.locator("summary").all():
                 summary.click()
             assert visit.width == PHONE["viewport"]["width"], f"{page} fits"
+        visit.open(f"{address}/ids")
+        table = visit.page.get_by_role("table", name="Ids in use")
+        assert table.get_by_role("columnheader").all_inner_texts()[:2] == ["Id", "State"]
+        assert table.get_by_role("rowheader", name=scene.name("refunds")).count() == 1
         assert not visit.complaints
+
+
+def test_the_tabs_are_links_that_need_no_script_and_no_mouse(scene: ConsoleScene) -> None:
+    app = Starlette(routes=[Mount("/dualwrite", scene.made())])
+    with served(app) as port, visiting(**WIDE, java_script_enabled=False) as visit:
+        address = f"http://127.0.0.1:{port}/dualwrite"
+        visit.page.goto(f"{address}/")
+        visit.page.keyboard.press("Tab")
+        visit.page.keyboard.press("Enter")
+        assert visit.page.url.endswith("#main"), "the first stop skips the tabs"
+        tabs = visit.page.get_by_role("navigation", name="Sections").get_by_role("link")
+        assert [text.split("\n")[0].split(" !")[0] for text in tabs.all_inner_texts()] == [title for title, _ in TABS.values()]
+        tabs.filter(has_text="Jobs").focus()
+        visit.page.keyboard.press("Enter")
+        visit.page.wait_for_url(f"{address}/jobs")
+        assert visit.page.locator("[aria-current=page]").inner_text() == "Jobs"
+        assert visit.page.get_by_text("There are no jobs.").count() == 1
+        assert visit.page.get_by_role("heading", level=1).inner_text() == "Jobs"
+        assert "all is well" in visit.page.get_by_role("status").inner_text().lower()
 
 
 def test_an_operator_publishes_again_and_acknowledges(scene: ConsoleScene) -> None:
@@ -115,11 +152,11 @@ def test_what_an_operator_has_chosen_stays_chosen_while_the_page_refreshes(scene
         with visiting(**WIDE) as visit:
             box, away = visit.page.locator("input[id^=drop-]"), visit.page.get_by_text("The console does not answer.")
             with served(app) as port:
-                visit.open(f"http://127.0.0.1:{port}/")
+                visit.open(f"http://127.0.0.1:{port}/letters")
                 visit.page.get_by_text("Delete", exact=True).click()
                 box.check()
                 for _ in range(2):
-                    with visit.page.expect_response(lambda answer: answer.url.endswith("/section/left")) as answered:
+                    with visit.page.expect_response(lambda answer: answer.url.endswith("/section/letters")) as answered:
                         pass
                     answered.value.finished()
                 assert box.is_checked()
@@ -140,18 +177,18 @@ def test_a_viewer_has_no_buttons(scene: ConsoleScene) -> None:
     with scene.relay("not a topic!") as relay:
         app = scene.made(authorize=None, relays=[relay])
         with served(app) as port, visiting(**WIDE) as visit:
-            visit.open(f"http://127.0.0.1:{port}/")
-            visit.page.get_by_text("An operator can publish them again").wait_for()
-            visit.page.get_by_text("InvalidMessageError").wait_for()
-            assert visit.page.get_by_role("button").count() == 0
+            for tab, text in (("ids", "An operator can publish them again"), ("letters", "InvalidMessageError")):
+                visit.open(f"http://127.0.0.1:{port}/{tab}")
+                visit.page.get_by_text(text).wait_for()
+                assert visit.page.get_by_role("button").count() == 0
             visit.open(f"http://127.0.0.1:{port}/id/{lost}")
             visit.page.get_by_text("What recovery would do").wait_for()
             assert visit.page.get_by_role("button").count() == 0
 
 
 def picture(visit: Visit, folder: Path, name: str, height: int | None = None) -> None:
-    """Take a picture of the page, or of so many pixels from its top; SCREENSHOTS is a folder for those of the documentation."""
+    """Take a picture of what the window shows, or of so many pixels from the page's top, into `folder`, or into SCREENSHOTS."""
     where = (Path(SCREENSHOTS) if SCREENSHOTS and name != "console-dark.png" else folder) / name
     top = None if height is None else FloatRect(x=0, y=0, width=PHONE["viewport"]["width"], height=height)
-    visit.page.screenshot(path=where, full_page=True, clip=top)
+    visit.page.screenshot(path=where, full_page=height is not None, clip=top, scale="css")
     assert where.stat().st_size > 10_000

@@ -737,6 +737,27 @@ PROMISES: Final = (
         "            if time.monotonic() < self._due:\n",
         ("console/test_shared_read.py::test_a_read_that_hangs_is_not_waited_for_and_not_repeated",),
     ),
+    Removal(
+        "what is open on the ids of a job's run that is alive is that run's work",
+        "console/sections.py",
+        "        return [each for each in needs if each.need is not Need.RECOVER or each.transactional_id not in working]\n",
+        "        return needs\n",
+        ("console/test_sections.py::test_jobs_with_their_tasks_and_heartbeats",),
+    ),
+    Removal(
+        "a heartbeat shows that a job's run is alive",
+        "diagnosis/jobs.py",
+        "known is not None and known[0] == signs",
+        "known is not None",
+        ("console/test_sections.py::test_jobs_with_their_tasks_and_heartbeats",),
+    ),
+    Removal(
+        "a chart has a break where nothing was read",
+        "console/charts.py",
+        "        if before is None or at - before > gap:\n",
+        "        if before is None:\n",
+        ("console/test_waiting.py::test_a_chart_has_a_break_where_nothing_is_known_or_was_read",),
+    ),
     # --- failpoints, sending, imports, the broker's release -------------------------------------------------------------------
     Removal(
         "a stray variable arms no failpoint",

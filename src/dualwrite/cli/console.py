@@ -47,7 +47,9 @@ def console(
         typer.Option("--origin", metavar="ORIGIN", help="The origin of a proxy that changes the header Host; repeatable."),
     ] = None,
 ) -> None:
-    """Serve a page that shows what waits and for whom: stuck partitions, ids, journals, lost messages, and the doctor's report.
+    """Serve a page that shows whether all is well, and what waits and for whom: ids, stuck partitions, journals, dead letters.
+
+    It also shows consumer positions, jobs, rates, what waited over the last hour, and the doctor's report.
 
     It prints an address with a token; whoever opens it may recover ids, publish again, acknowledge, and replay dead letters,
     unless `--read-only` is given. Each action is logged. The page works while the database or Kafka does not answer, and says

@@ -19,12 +19,12 @@ from prometheus_client.core import GaugeMetricFamily
 
 from dualwrite.admin import TransactionAdmin
 from dualwrite.admin.facts import RUNNING
-from dualwrite.cli.offsets import with_kafka
 from dualwrite.cli.options import Target, coordinator_for, grouped, refuse, store_for
 from dualwrite.cli.output import say
 from dualwrite.cli.status import StatusData, in_store
 from dualwrite.deadline import Deadline
 from dualwrite.diagnosis.needs import LONGER_SECONDS, Need
+from dualwrite.diagnosis.positions import with_kafka
 from dualwrite.errors import DualWriteError, StateTableMissingError
 from dualwrite.observability.health import InThread
 from dualwrite.observability.metrics import OF_PARTITION, Metric, gauge, prefix_of

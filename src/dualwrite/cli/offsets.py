@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
-from itertools import count, groupby
-from operator import itemgetter
+from itertools import count
 from typing import Annotated, Final
 
 import typer
 
-from dualwrite.admin import PartitionEnd, TransactionAdmin
+from dualwrite.admin import TransactionAdmin
 from dualwrite.cli.options import (
     TIMEOUT_SECONDS,
     AsJson,
@@ -25,14 +22,14 @@ from dualwrite.cli.options import (
     store_for,
 )
 from dualwrite.cli.output import print_json, show_facts, show_table
-from dualwrite.diagnosis.facts import Fact, Facts
+from dualwrite.diagnosis.positions import POSITIONS, ShownPosition, is_replaced, read_shown, with_kafka
 from dualwrite.errors import BrokerError, PositionMovedError
 from dualwrite.kafka.inspect import topic_ids
 from dualwrite.kafka.librdkafka.group_offsets import IdleGroup
 from dualwrite.settings import Settings
 from dualwrite.stores.base import TxnStateStore
 from dualwrite.stores.positions import Move, Partition, Position, Positions
-from dualwrite.texts import counted, in_natural_order
+from dualwrite.texts import counted
 
 _EDGES: Final = ("earliest", "latest")
 _MAX_ATTEMPTS: Final = 20
@@ -40,73 +37,6 @@ _MAX_ATTEMPTS: Final = 20
 app = typer.Typer(no_args_is_help=True, cls=JsonGroup)
 
 Group = Annotated[str, typer.Option("--group", help="The consumer group.")]
-
-
-@dataclass(frozen=True)
-class ShownPosition:
-    """A group's position, and if Kafka was queried, where its partition ends, and whether its topic was created again since."""
-
-    group: str
-    position: Position
-    end: PartitionEnd | None = None
-    replaced: bool = False
-
-    @property
-    def labels(self) -> tuple[str, str, str]:
-        """The group, topic and partition, as labels of a metric."""
-        return self.group, self.position.topic, str(self.position.partition)
-
-    @property
-    def behind(self) -> int | None:
-        """How many offsets the group has not read yet, not counting those at and after an open transaction."""
-        if self.replaced or self.end is None or self.end.last_stable_offset is None:
-            return None
-        return max(self.end.last_stable_offset - self.position.offset, 0)
-
-    @property
-    def held_back(self) -> int | None:
-        """How many more offsets there are from the first open transaction on, which the group can't read yet."""
-        if self.replaced or self.end is None or self.end.high_watermark is None or self.end.last_stable_offset is None:
-            return None
-        return self.end.records_behind
-
-
-_POSITIONS: Final = Facts(
-    Fact("group", "group"),
-    Fact("topic", "topic", "position.topic"),
-    Fact("partition", "partition", "position.partition"),
-    Fact("offset", "position", "position.offset"),
-    Fact("topic_id", value=lambda one: one.position.topic_id or None),
-    Fact("updated_at", "updated", "position.updated_at"),
-    Fact("last_stable_offset", value="end.last_stable_offset"),
-    Fact("high_watermark", value="end.high_watermark"),
-    Fact("behind", "behind"),
-    Fact("held_back", "held back"),
-    Fact("replaced", "", words=lambda replaced: "the topic was recreated: see on_new_topic" if replaced else None),
-    columns=("group", "topic", "partition", "offset", "behind", "held_back", "updated_at", "replaced"),
-)
-
-
-def read_shown(positions: Positions, groups: Iterable[str]) -> list[ShownPosition]:
-    """The stored positions of groups, sorted within each."""
-    return [ShownPosition(group, one) for group in groups for one in sorted(positions.read(group).values())]
-
-
-def with_kafka(found: list[ShownPosition], settings: Settings) -> list[ShownPosition]:
-    """The same, with the state of their partitions at Kafka.
-
-    Raises:
-        BrokerError: Kafka does not respond.
-    """
-    topics = sorted({one.position.topic for one in found})
-    with TransactionAdmin(settings=settings, timeout=TIMEOUT_SECONDS) as admin:
-        ends: Mapping[Partition, PartitionEnd] = {(end.topic, end.partition): end for end in admin.ends(topics)}
-    ids = topic_ids(settings.kafka, topics, timeout=TIMEOUT_SECONDS)
-    return [replace(one, end=ends.get(one.position.key), replaced=_is_replaced(one.position, ids)) for one in found]
-
-
-def _is_replaced(position: Position, ids: Mapping[str, str]) -> bool:
-    return bool(position.topic_id) and ids.get(position.topic, "") not in ("", position.topic_id)
 
 
 def commit_to_kafka(settings: Settings, group: str, stored: Mapping[Partition, Position]) -> None:
@@ -126,7 +56,7 @@ def commit_to_kafka(settings: Settings, group: str, stored: Mapping[Partition, P
                 "that died remains a member until its session times out."
             )
         ids = topic_ids(settings.kafka, {topic for topic, _ in stored}, timeout=TIMEOUT_SECONDS)
-        places = {key: one.offset for key, one in stored.items() if key[0] in ids and not _is_replaced(one, ids)}
+        places = {key: one.offset for key, one in stored.items() if key[0] in ids and not is_replaced(one, ids)}
         committed = idle.committed(places, TIMEOUT_SECONDS)
         ahead = sorted(key for key, offset in committed.items() if offset > places[key])
         if ahead:
@@ -137,43 +67,6 @@ def commit_to_kafka(settings: Settings, group: str, stored: Mapping[Partition, P
                 "--force forgets the positions, and leaves the offsets at Kafka unchanged."
             )
         idle.commit(places)
-
-
-# --- groups in `dualwrite status` -----------------------------------------------------------------------------------------
-
-
-def shown_of(store: TxnStateStore, prefix: str = "") -> list[ShownPosition]:
-    """The positions of the groups whose id starts with `prefix`; empty if the store has no positions."""
-    return [] if store.positions is None else read_shown(store.positions, store.positions.groups(prefix))
-
-
-def groups_of(found: Iterable[ShownPosition]) -> list[tuple[str, list[ShownPosition]]]:
-    """The positions by group, sorted."""
-    groups = [(name, list(ones)) for name, ones in groupby(found, lambda one: one.group)]
-    return sorted(groups, key=lambda group: in_natural_order(group[0]))
-
-
-GROUPS: Final = Facts(
-    Fact("group", "consumer group", itemgetter(0)),
-    Fact("topics", "topics", lambda group: sorted({one.position.topic for one in group[1]}), ", ".join),
-    Fact("partitions", "partitions", lambda group: len(group[1])),
-    Fact("behind", "behind", lambda group: _sum(one.behind for one in group[1])),
-    Fact("held_back", "held back", lambda group: _sum(one.held_back for one in group[1])),
-    Fact("updated_at", "updated", lambda group: _updated(group[1])),
-)
-"""The facts about a group, by its name and positions."""
-
-
-def _sum(found: Iterable[int | None]) -> int | None:
-    """The sum over all partitions; None if it is not known for one of them."""
-    numbers = list(found)
-    return None if None in numbers else sum(filter(None, numbers))
-
-
-def _updated(found: Iterable[ShownPosition]) -> datetime | None:
-    """When a position was last updated, in whole seconds."""
-    latest = max((at for one in found if (at := one.position.updated_at) is not None), default=None)
-    return None if latest is None else latest.replace(microsecond=0)
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
@@ -203,9 +96,9 @@ def list_command(
         except BrokerError as error:
             failure = error
     if as_json:
-        print_json("offsets list", {"positions": _POSITIONS.records(found), "error": failure})
+        print_json("offsets list", {"positions": POSITIONS.records(found), "error": failure})
     else:
-        show_facts(_POSITIONS, found, empty="No consumer group has positions here.")
+        show_facts(POSITIONS, found, empty="No consumer group has positions here.")
     if failure is not None:
         raise failure
 
@@ -242,7 +135,7 @@ def reset_command(
         confirm(f"Move {counted(len(moves), 'position')} of the group {group!r}?", yes=yes)
         moves = _reset(positions, group, [one.after for one in moves])
     if as_json:
-        print_json("offsets reset", {"positions": _POSITIONS.records(ShownPosition(group, one.after) for one in moves)})
+        print_json("offsets reset", {"positions": POSITIONS.records(ShownPosition(group, one.after) for one in moves)})
     else:
         typer.echo("Moved.")
 

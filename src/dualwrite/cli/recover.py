@@ -31,8 +31,9 @@ from dualwrite.cli.options import (
     store_for,
 )
 from dualwrite.cli.output import print_json, say, show_facts
-from dualwrite.cli.recovery_output import JOBS, LOST, NOT_RECOVERED, UNACKNOWLEDGED, Entries, show_plan, show_report
+from dualwrite.cli.recovery_output import LOST, NOT_RECOVERED, UNACKNOWLEDGED, Entries, show_plan, show_report
 from dualwrite.diagnosis.facts import Fact, Facts
+from dualwrite.diagnosis.jobs import JOBS
 from dualwrite.errors import DualWriteError, shell_word
 from dualwrite.jobs.job_context import JobSite, OpenSite
 from dualwrite.jobs.job_recovery import plan_job, recover_job

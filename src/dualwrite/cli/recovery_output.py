@@ -11,6 +11,7 @@ import typer
 
 from dualwrite.cli.output import print_json, say, show_facts
 from dualwrite.diagnosis.facts import Fact, Facts
+from dualwrite.diagnosis.jobs import JOBS
 from dualwrite.jobs.rules import JobRow
 from dualwrite.recovery.plan import GenerationPlan, RecoveryPlan
 from dualwrite.recovery.report import RecoveryReport
@@ -22,18 +23,6 @@ Entries = list[tuple[str, LostTransaction]]
 
 NOT_RECOVERED: Final = 1
 UNACKNOWLEDGED: Final = 3
-
-
-JOBS: Final = Facts(
-    Fact("prefix", "prefix"),
-    Fact("job_id", "job"),
-    Fact("batch_id", "batch"),
-    Fact("is_open", "", words=lambda is_open: "open" if is_open else "ended"),
-    Fact("is_held", "owned", lambda row: row.keeps_lease or row.is_open, lambda is_held: "by this job" if is_held else "no"),
-    Fact("owner", "owner"),
-    Fact("updated_at", "updated"),
-)
-"""The facts about the row of a job."""
 
 
 @dataclass(frozen=True)

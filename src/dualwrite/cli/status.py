@@ -14,13 +14,14 @@ from typing import Annotated, Final
 import typer
 
 from dualwrite.cli.journal import next_command, say_what_waits, waiting_record
-from dualwrite.cli.offsets import GROUPS, ShownPosition, groups_of, shown_of, with_kafka
 from dualwrite.cli.options import AsJson, Given, JsonGroup, Longer, Prefix, Target, Wide, coordinator_for, grouped, store_for
 from dualwrite.cli.output import print_json, say, show_facts
-from dualwrite.cli.recovery_output import JOBS, LOST
+from dualwrite.cli.recovery_output import LOST
 from dualwrite.diagnosis.facts import Fact, Facts, Record
 from dualwrite.diagnosis.ids import FoundIds, logical, open_in_other_databases, read_ids
+from dualwrite.diagnosis.jobs import JOBS
 from dualwrite.diagnosis.needs import LONGER_SECONDS, next_words, to_do
+from dualwrite.diagnosis.positions import GROUPS, ShownPosition, groups_of, shown_of, with_kafka
 from dualwrite.errors import BrokerError
 from dualwrite.jobs.ledger import jobs_of
 from dualwrite.jobs.rules import JobRow

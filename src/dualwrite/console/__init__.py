@@ -1,4 +1,4 @@
-"""A page in the browser: what waits and for whom, ids, rates and durations, and what operators do about it.
+"""A page in the browser: whether all is well, what waits and for whom, and what operators do about it.
 
 `app.mount("/dualwrite", console(pool))` mounts it in a Starlette or FastAPI application; `dualwrite console` serves it.
 """

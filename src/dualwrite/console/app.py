@@ -6,7 +6,7 @@ import math
 import os
 import socket
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -35,9 +35,11 @@ from dualwrite.console.actions import Actions
 from dualwrite.console.detail import Detail, read_detail
 from dualwrite.console.pages import ASSETS, rendered
 from dualwrite.console.recent import Recent
-from dualwrite.console.sections import EVERY_SECONDS, Sections, verdict
+from dualwrite.console.sections import EVERY_SECONDS, Sections
 from dualwrite.console.shared_read import SharedRead
 from dualwrite.console.subject import LIMIT_SECONDS, Subject
+from dualwrite.console.verdict import verdict
+from dualwrite.console.waiting import History
 from dualwrite.errors import ConfigurationError
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.observability import add_observer, remove_observer
@@ -45,8 +47,25 @@ from dualwrite.pool.pool import WriterPool
 from dualwrite.relay import Relay
 from dualwrite.settings import Settings
 
-SECTIONS: Final = ("verdict", "stuck", "ids", "rates", "left", "doctor", "carried")
-"""The sections, in the order of the page."""
+TABS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "overview": ("Overview", ("todo", "waiting")),
+    "ids": ("Ids", ("lost", "ids")),
+    "stuck": ("Stuck", ("stuck",)),
+    "journals": ("Journals, relays", ("journals", "relays")),
+    "letters": ("Dead letters", ("letters", "topics")),
+    "consumers": ("Consumers", ("consumers",)),
+    "jobs": ("Jobs", ("jobs",)),
+    "rates": ("Rates", ("rates",)),
+    "doctor": ("Doctor", ("doctor",)),
+    "actions": ("Actions", ("carried",)),
+}
+"""The tabs: the last part of each address, except of the first; its title, and its sections in their order."""
+
+SECTIONS: Final = ("verdict", *(section for _, sections in TABS.values() for section in sections))
+"""All sections. The verdict is on each page."""
+
+_AT_ONCE: Final = ("verdict", "todo", "waiting")
+"""What shows what is known now, without waiting for a side that does not answer."""
 
 FIRST_SECONDS: Final = 1.0
 """Seconds that a page waits for what is not known yet; its sections ask again by themselves."""
@@ -85,6 +104,7 @@ class Console:
         self._authorize = authorize
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
         self._sections = Sections(subject, recent, topics)
+        self._history = History(self._sections, self._begin_to_read)
         self._actions = Actions(subject, self._read_again)
         self._details: OrderedDict[str, SharedRead[Detail]] = OrderedDict()
         self._app: ASGIApp = Starlette(
@@ -95,6 +115,7 @@ class Console:
                 Route("/detail/{name:path}", self._for(self._detail)),
                 Route("/act/{name}", self._for(self._act, needs=Role.OPERATOR), methods=["POST"]),
                 Route("/static/{name:path}", _static),
+                Route("/{tab}", self._for(self._page)),
             ]
         )
         if recent is not None:
@@ -111,9 +132,10 @@ class Console:
         await self._app(_placed(scope) if "path" in scope else scope, receive, with_headers)
 
     def close(self) -> None:
-        """Observe the process no longer, and close the database if the console has opened it."""
+        """Observe and read nothing any more, and close the database if the console has opened it."""
         if self._recent is not None:
             remove_observer(self._recent)
+        self._history.close()
         self._subject.close()
 
     # --- roles ------------------------------------------------------------------------------------------------------------
@@ -131,6 +153,7 @@ class Console:
                 return self._refused(request, "You have no access to this page.", 401)
             if needs is Role.OPERATOR and role is not Role.OPERATOR:
                 return self._refused(request, "Only operators may do this; you may look.", 403)
+            self._history.look()
             response = await handler(request, role)
             remember_forms(request, response)
             return _private(response)
@@ -145,17 +168,27 @@ class Console:
     # --- pages ------------------------------------------------------------------------------------------------------------
 
     async def _page(self, request: Request, role: Role) -> Response:
-        await _all(self._reads(), FIRST_SECONDS)
-        return HTMLResponse(rendered("page.html", sections=SECTIONS, **self._values(request, role)))
+        tab = request.path_params.get("tab", "overview")
+        if tab not in TABS or ("tab" in request.path_params and tab == "overview"):
+            return self._refused(request, "There is no such page.", 404)
+        self._look_again(request, tab)
+        title, sections = TABS[tab]
+        await _all(self._reads("verdict", *sections), FIRST_SECONDS)
+        values = self._values(request, role) | {"tab": tab, "title": title, "sections": sections}
+        return HTMLResponse(rendered("page.html", **values))
 
     async def _section(self, request: Request, role: Role) -> Response:
         name = request.path_params["name"]
         if name not in SECTIONS:
             return self._refused(request, "There is no such section.", 404)
+        self._look_again(request, name)
+        await _all(self._reads(name), FIRST_SECONDS if name in _AT_ONCE else None)
+        values = self._values(request, role) | {"tab": request.query_params.get("tab", "")}
+        return HTMLResponse(rendered(f"{name}.html", **values))
+
+    def _look_again(self, request: Request, name: str) -> None:
         if name == "doctor" and "again" in request.query_params:
             self._sections.doctor.again()
-        await _all(self._reads(name), FIRST_SECONDS if name == "verdict" else None)
-        return HTMLResponse(rendered(f"{name}.html", **self._values(request, role)))
 
     async def _id(self, request: Request, role: Role) -> Response:
         return await self._of_id("id.html", FIRST_SECONDS, request, role)
@@ -168,7 +201,7 @@ class Console:
         if detail is None:
             return self._refused(request, _BUSY, 503)
         answer = await detail.answer(wait)
-        values = self._values(request, role) | {"answer": answer, "name": request.path_params["name"]}
+        values = self._values(request, role) | {"answer": answer, "name": request.path_params["name"], "tab": "ids"}
         return HTMLResponse(rendered(template, **values))
 
     async def _act(self, request: Request, role: Role) -> Response:
@@ -182,7 +215,7 @@ class Console:
             return self._refused(request, f"The form was not accepted: {why}. Load the page again.", 403)
         fields = {field: values for field, values in form.items() if field != FORM_TOKEN}
         await self._actions.carry_out(name, fields, who(request))
-        return RedirectResponse(f"{_base(request)}/#carried", status_code=303)
+        return RedirectResponse(f"{_base(request)}/actions", status_code=303)
 
     def _detail_of(self, request: Request) -> SharedRead[Detail] | None:
         """What is known of an id; None if too many are being read."""
@@ -210,29 +243,40 @@ class Console:
             "every": math.ceil(EVERY_SECONDS) + 1,
             "subject": subject,
             "servers": KafkaConfig.of(subject.settings.kafka).servers if subject.has_kafka else None,
+            "tabs": {name: title for name, (title, _) in TABS.items()},
             "data": self._sections,
+            "history": self._history,
             "verdict": verdict(self._sections),
             "carried": self._actions.carried,
         }
 
-    def _reads(self, section: str | None = None) -> list[SharedRead[Any]]:
-        """What a section shows, or the whole page, as far as it can be read."""
+    def _reads(self, *sections: str) -> list[SharedRead[Any]]:
+        """What these sections show, as far as it can be read."""
         of, subject = self._sections, self._subject
         has_both = subject.has_database and subject.has_kafka
-        shown: list[tuple[SharedRead[Any], bool, tuple[str, ...]]] = [
-            (of.doctor, True, ("doctor",)),
-            (of.ids, subject.has_database, ("verdict", "ids", "left", *(("rates",) if self._recent is None else ()))),
-            (of.left, subject.has_database, ("verdict", "left")),
+        needed: list[tuple[SharedRead[Any], object, tuple[str, ...]]] = [
+            (of.ids, subject.has_database, ("verdict", "lost", "ids", *(("rates",) if self._recent is None else ()))),
+            (of.seen, has_both, ("verdict", "ids", "journals")),
             (of.stuck, subject.has_kafka, ("verdict", "stuck")),
-            (of.topics, bool(subject.dead_letter_topics), ("verdict", "left")),
-            (of.seen, has_both, ("verdict", "ids")),
+            (of.journals, subject.sql_store, ("verdict", "journals")),
+            (of.letters, subject.sql_store, ("verdict", "letters")),
+            (of.topics, subject.dead_letter_topics, ("verdict", "topics")),
+            (of.relays, subject.relays, ("verdict", "relays")),
+            (of.positions, subject.has_database, ("waiting", "consumers")),
+            (of.lags, has_both, ("waiting", "consumers")),
+            (of.jobs, subject.sql_store, ("verdict", "ids", "jobs")),
+            (of.doctor, True, ("doctor",)),
         ]
-        return [read for read, is_readable, sections in shown if is_readable and (section is None or section in sections)]
+        also = {"verdict"} if set(sections) & {"todo", "waiting"} else set()
+        return [read for read, is_there, shown in needed if is_there and {*sections, *also} & set(shown)]
+
+    def _begin_to_read(self) -> None:
+        for read in self._reads("verdict", "waiting"):
+            read.begin_if_due()
 
     def _read_again(self) -> None:
-        for read in (*self._reads(), *self._details.values()):
-            if read is not self._sections.doctor:
-                read.again()
+        for read in (*self._reads(*set(SECTIONS) - {"doctor"}), *self._details.values()):
+            read.again()
 
 
 async def _all(reads: Iterable[SharedRead[Any]], wait: float | None) -> None:
@@ -285,7 +329,8 @@ def console(
     `app.mount("/dualwrite", console(pool))` mounts it in a Starlette or FastAPI application.
 
     It shows what the whole database and the whole cluster have, not only this pool; durations and rates are those of this
-    process. Make one for a process: it observes the process until `close`.
+    process. Make one for a process: it observes the process until `close`. From the first look on, and until nobody has looked
+    for an hour, a thread reads every 15 seconds what waits, and keeps an hour of that in memory.
 
     Args:
         pool: The pool; None for a console of the settings alone.

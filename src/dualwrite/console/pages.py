@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -16,17 +15,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dualwrite.console.actions import entry_key
-from dualwrite.console.recent import STEPS
+from dualwrite.console.charts import Chart, chart
+from dualwrite.console.recent import POINTS, SPAN_SECONDS, STEPS
+from dualwrite.console.words import ago, clock, number_words, seconds_words
+from dualwrite.diagnosis.positions import ShownPosition
 from dualwrite.diagnosis.stuck import decision_words, groups_words, holder_words
 from dualwrite.observability import Steps
 from dualwrite.texts import counted, description_words, now_ms, state_words, time_text
 
 _HERE: Final = Path(__file__).parent
+_LEAST_RATE: Final = 0.1
 _STATIC: Final = _HERE / "static"
 _TYPES: Final = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-_SMALL_SECONDS: Final = 0.001
-_MINUTES_FROM_SECONDS: Final = 120.0
-_HOURS_FROM_SECONDS: Final = 7200.0
 
 
 @dataclass(frozen=True)
@@ -63,26 +63,26 @@ ASSETS: Final[Mapping[str, Asset]] = _loaded()
 """By the name in their address."""
 
 
-def seconds_words(seconds: float) -> str:
-    """A duration, as exact as people need it: `340 µs`, `12 ms`, `4.2 s`, `70 s`, `12 min`, `3 h`."""
-    if seconds < _SMALL_SECONDS:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < _MINUTES_FROM_SECONDS:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < _HOURS_FROM_SECONDS else f"{seconds / 3600:.0f} h"
+def rate_charts(series: Mapping[str, list[Any]]) -> list[Chart]:
+    """The charts of the last 15 minutes, of the points of `Recent.series` or `DatabaseRates.series`."""
+    now = time.time()
+
+    def drawn(title: str, names: Iterable[str], words: Callable[[float], str], least: float) -> Chart:
+        lines = [(name, list(zip(series["time"], series[name], strict=True))) for name in names if name in series]
+        begins = now - POINTS * SPAN_SECONDS
+        return chart(title, lines, begins=begins, ends=now, gap=3 * SPAN_SECONDS, words=words, least=least)
+
+    charts = [drawn("Per second", ("transactions", "units"), number_words, _LEAST_RATE)]
+    if "p50" in series:
+        charts.append(drawn("From call to result", ("p50", "p99"), lambda found: seconds_words(found / 1000), 1.0))
+    return charts
 
 
-def ago(at: float | datetime) -> str:
-    """How long ago a time is, in words."""
-    seconds = time.time() - (at.timestamp() if isinstance(at, datetime) else at)
-    return f"{seconds_words(max(0.0, round(seconds)))} ago" if seconds >= 1 else "just now"
-
-
-def clock(at: float) -> str:
-    """The time of day in UTC."""
-    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
+def _furthest(positions: Sequence[ShownPosition], most: int) -> list[ShownPosition]:
+    """The positions in their order; if there are more than `most`, those that are furthest behind."""
+    if len(positions) <= most:
+        return list(positions)
+    return sorted(positions, key=lambda one: -((one.behind or 0) + (one.held_back or 0)))[:most]
 
 
 def _bar(steps: Steps) -> Markup:
@@ -103,15 +103,17 @@ def _environment() -> Environment:
         "description": description_words,
         "entries": lambda lost: [("entry", entry_key(row, entry)) for row, entry in lost],
         "fences": lambda rows: [("fence", f"{row.transactional_id} {row.fence}") for row in rows],
+        "furthest": _furthest,
         "groups": groups_words,
         "holder": holder_words,
+        "number": number_words,
         "path": lambda text: quote(str(text), safe=""),
         "seconds": seconds_words,
         "state": state_words,
         "time": time_text,
         "text": lambda value: "" if value is None else getattr(value, "value", value),
     }
-    made.globals |= {"assets": ASSETS, "now_ms": now_ms}
+    made.globals |= {"assets": ASSETS, "now_ms": now_ms, "rate_charts": rate_charts}
     return made
 
 

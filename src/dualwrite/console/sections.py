@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, TypeVar
 
 from dualwrite.console.recent import DatabaseRates, Recent
-from dualwrite.console.shared_read import SharedRead
+from dualwrite.console.shared_read import SharedRead, Side
 from dualwrite.console.subject import LIMIT_SECONDS, Subject
-from dualwrite.diagnosis import Diagnosis, Severity, examine
+from dualwrite.diagnosis import Diagnosis, examine
 from dualwrite.diagnosis.ids import FoundIds, read_ids
-from dualwrite.diagnosis.needs import LONGER_SECONDS, Attention, Need, to_do
-from dualwrite.diagnosis.stuck import DecidedSearch, decided_search
-from dualwrite.errors import ConfigurationError, StateTableMissingError
+from dualwrite.diagnosis.jobs import JobWatch, WatchedJob
+from dualwrite.diagnosis.needs import LONGER_SECONDS, Attention, Need
+from dualwrite.diagnosis.positions import ShownPosition, groups_of, shown_of, with_kafka
+from dualwrite.diagnosis.stuck import DecidedSearch, Stuck, decided_search
+from dualwrite.errors import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    DualWriteError,
+    StateTableMissingError,
+)
+from dualwrite.processor.dead_letter_topic import DeadLetterTopic
 from dualwrite.processor.dead_letters import DeadLetter as ProcessorLetter
+from dualwrite.relay import Relay
 from dualwrite.relay.dead_letters import DeadLetter, DeadLetters, letters_by_relay
 from dualwrite.relay.journal_state import JournalState, read_journals
+from dualwrite.relay.shards import RelayStatus
 from dualwrite.state import TransactionDescription, TransactionStatus
 from dualwrite.stores.base import LostTransaction, StateRow
 from dualwrite.stores.leases import Lease
-from dualwrite.texts import counted, now_ms
-from dualwrite.transactional_id import drained_prefix
+from dualwrite.texts import now_ms
+from dualwrite.transactional_id import TransactionalId, drained_prefix
+
+T = TypeVar("T")
 
 EVERY_SECONDS: Final = 4.0
 _DOCTOR_EVERY_SECONDS: Final = 60.0
@@ -52,21 +64,26 @@ class Letters:
 
 
 @dataclass(frozen=True)
-class Left:
-    """What waits in the database beside the rows of the ids."""
+class ProcessorLetters:
+    """What a group's processors have put into a dead-letter topic and was not replayed: how many letters, and the oldest.
 
-    journals: list[JournalState]
-    letters: list[Letters]
+    If the topic could not be read, there is only the problem.
+    """
+
+    topic: str
+    group: str = ""
+    count: int = 0
+    oldest: tuple[ProcessorLetter, ...] = ()
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
-class ProcessorLetters:
-    """What a group's processors have put into a dead-letter topic and was not replayed: how many letters, and the oldest."""
+class ShownRelay:
+    """A relay with the state of its outbox, or why that could not be read."""
 
-    topic: str
-    group: str
-    count: int
-    oldest: list[ProcessorLetter]
+    name: str
+    status: RelayStatus | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,13 +118,17 @@ class Sections:
         self.recent = recent
         self.rates = DatabaseRates()
         self._topics = tuple(topics)
-        self.ids = SharedRead("the ids", self._read_ids, limit=LIMIT_SECONDS, every=EVERY_SECONDS)
-        self.seen = SharedRead("the coordinators", self._read_seen, limit=LIMIT_SECONDS + 2, every=EVERY_SECONDS)
-        self.stuck = SharedRead("the stuck partitions", self._read_stuck, limit=LIMIT_SECONDS + 2, every=EVERY_SECONDS)
-        self.left = SharedRead("journals and dead letters", self._read_left, limit=LIMIT_SECONDS, every=EVERY_SECONDS)
-        self.topics = SharedRead(
-            "the dead-letter topics", self._read_topics, limit=LIMIT_SECONDS + 2, every=_TOPICS_EVERY_SECONDS
-        )
+        self._job_watch = JobWatch(subject.store) if subject.has_database else None
+        self.ids = _shared("the ids", self._read_ids, "the database")
+        self.seen = _shared("the coordinators", self._read_seen, "Kafka")
+        self.stuck = _shared("the stuck partitions", self._read_stuck, "Kafka")
+        self.journals = _shared("the journals", self._read_journals, "the database")
+        self.relays = _shared("the relays", self._read_relays, "the database")
+        self.letters = _shared("the dead letters", self._read_letters, "the database")
+        self.topics = _shared("the dead-letter topics", self._read_topics, "Kafka", _TOPICS_EVERY_SECONDS)
+        self.positions = _shared("the positions", self._read_positions, "the database")
+        self.lags = _shared("the ends of partitions", self._read_lags, "Kafka")
+        self.jobs = _shared("the jobs", self._read_jobs, "the database")
         self.doctor = SharedRead(
             "the doctor's findings", self._read_doctor, limit=_DOCTOR_LIMIT_SECONDS, every=_DOCTOR_EVERY_SECONDS
         )
@@ -143,15 +164,31 @@ class Sections:
         if not self.subject.has_kafka:
             raise ConfigurationError("Kafka's address is not given.")
 
-    def _read_left(self) -> Left:
+    def _read_journals(self) -> list[JournalState]:
+        return _if_there(lambda: read_journals(self.subject.store))
+
+    def _read_letters(self) -> list[Letters]:
         store = self.subject.sql_store
         if store is None:
-            return Left([], [])
-        try:
-            counts = letters_by_relay(store)
-            return Left(read_journals(store), [self._letters(name, count) for name, count in counts.items()])
-        except StateTableMissingError:  # the user's own migrations, for writers without journals and relays
-            return Left([], [])
+            return []
+        return _if_there(lambda: [self._letters(name, count) for name, count in letters_by_relay(store).items()])
+
+    def _read_relays(self) -> list[ShownRelay]:
+        return [_shown_relay(each) for each in self.subject.relays.values()]
+
+    def _read_positions(self) -> list[ShownPosition]:
+        return _if_there(lambda: shown_of(self.subject.store))
+
+    def _read_lags(self) -> list[ShownPosition]:
+        """The positions with the ends of their partitions; nobody asks Kafka if there are none."""
+        self._check_kafka()
+        known = self.positions.known
+        found = self._read_positions() if known.value is None and known.problem is None else known.value
+        return with_kafka(found, self.subject.settings, LIMIT_SECONDS) if found else []
+
+    def _read_jobs(self) -> list[WatchedJob]:
+        watch = self._job_watch
+        return [] if watch is None else _if_there(watch.read)
 
     def _letters(self, relay: str, count: int) -> Letters:
         assert self.subject.sql_store is not None
@@ -159,14 +196,7 @@ class Sections:
         return Letters(relay, count, oldest, drained_prefix(relay) is not None or relay in self.subject.relays)
 
     def _read_topics(self) -> list[ProcessorLetters]:
-        found: dict[tuple[str, str], list[ProcessorLetter]] = {}
-        for name, topic in self.subject.dead_letter_topics.items():
-            for letter in topic.letters():
-                if not letter.is_replayed:
-                    found.setdefault((name, letter.group), []).append(letter)
-        return [
-            ProcessorLetters(*place, len(letters), letters[:_MAX_SHOWN_LETTERS]) for place, letters in sorted(found.items())
-        ]
+        return [each for name, topic in sorted(self.subject.dead_letter_topics.items()) for each in _in_topic(name, topic)]
 
     def _read_doctor(self) -> Diagnosis:
         store = self.subject.store if self.subject.has_database else None
@@ -181,13 +211,46 @@ class Sections:
         return known.problem is None if known.at is not None or known.problem is not None else None
 
     def needs(self) -> list[Attention]:
-        """What of the ids needs somebody, as far as it is known."""
+        """What of the ids needs somebody, as far as it is known; not what is open on the ids of a job's run that is alive."""
         ids = self.ids.known.value
         if ids is None:
             return []
         seen = self.seen.known.value
         known = replace(ids, seen=self._seen(), gone=[] if seen is None else seen.gone)
-        return known.needs(longer_than=LONGER_SECONDS)
+        working = self._working()
+        needs = known.needs(longer_than=LONGER_SECONDS)
+        return [each for each in needs if each.need is not Need.RECOVER or each.transactional_id not in working]
+
+    def stuck_partitions(self) -> list[Stuck]:
+        """The partitions in which consumers wait, but not those where they wait for a job's run that is alive."""
+        found, working = self.stuck.known.value, self._working()
+        return [] if found is None else [one for one in found.stuck if _logical(one.holder.transactional_id) not in working]
+
+    def _working(self) -> set[str]:
+        """The ids of jobs whose runs are alive: their tasks may take longer than other transactions."""
+        return {name for job in self.jobs.known.value or [] if job.is_alive for name in job.ids}
+
+    def beginnings(self) -> dict[str, float]:
+        """Since when what is open or lost has been so, in seconds since 1970, by its id at Kafka."""
+        ids = self.ids.known.value
+        if ids is None:
+            return {}
+        seen = self._seen()
+        found: dict[str, float] = {}
+        for row in ids.rows:
+            found |= {row.kafka_id(entry.generation): entry.recorded_at.timestamp() for entry in row.lost}
+            opened = seen.get(row.transactional_id, {}).items()
+            found |= {row.kafka_id(at): one.start_time_ms / 1000 for at, one in opened if one and one.start_time_ms >= 0}
+        return found
+
+    def groups(self) -> list[tuple[str, list[ShownPosition]]]:
+        """The positions by consumer group, with the ends of their partitions as far as these are known."""
+        ends = {(one.group, one.position.key): one for one in self.lags.known.value or []}
+        found = []
+        for one in self.positions.known.value or []:
+            known = ends.get((one.group, one.position.key))
+            found.append(one if known is None else replace(one, end=known.end, replaced=known.replaced))
+        return groups_of(found)
 
     def lost(self) -> list[tuple[str, LostTransaction]]:
         """The lost and unverified transactions, each with the id of its row."""
@@ -224,6 +287,11 @@ class Sections:
         return self.rates.series() if self.recent is None else self.recent.series()
 
 
+def _logical(kafka_id: str | None) -> str | None:
+    named = None if kafka_id is None else TransactionalId.of_kafka(kafka_id)
+    return None if named is None else named.logical
+
+
 def _open_words(found: TransactionDescription | None) -> str:
     if found is None:
         return ""
@@ -232,91 +300,38 @@ def _open_words(found: TransactionDescription | None) -> str:
     return "being ended" if found.status.is_ending else ""
 
 
-# --- the sentence at the top of the page: all is well, or what waits and for whom ---------------------------------------------
-
-Level = Literal["well", "waits", "unknown"]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One thing that waits, or is not known, with the part of the page, or the id, that shows more."""
-
-    text: str
-    anchor: str | None = None
-    ids: tuple[str, ...] = ()
+def _shared(name: str, read: Callable[[], T], side: Side, every: float = EVERY_SECONDS) -> SharedRead[T]:
+    limit = LIMIT_SECONDS + (2 if side == "Kafka" else 0)  # each query of Kafka has a limit of its own, within this one
+    return SharedRead(name, read, limit=limit, every=every, side=side)
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The sentence, and the lines below it."""
-
-    level: Level
-    sentence: str
-    lines: tuple[Line, ...] = ()
-
-
-def verdict(sections: Sections) -> Summary:
-    """What is known now, in one sentence; does not wait for anything."""
-    of_ids = [Line(f"{each.text}.", ids=each.ids) for each in to_do(sections.needs())]
-    waiting = [*of_ids, *_stuck(sections), *_left(sections), *_broken(sections)]
-    missing = _missing(sections)
-    if waiting:
-        more = " Not everything could be read." if missing else ""
-        return Summary("waits", f"{counted(len(waiting), 'thing')} to look at.{more}", (*waiting, *missing))
-    if missing:
-        return Summary("unknown", "Whether all is well could not be read completely.", tuple(missing))
-    if sections.ids.known.at is None and sections.stuck.known.at is None:
-        return Summary("unknown", "The database and Kafka are being read.")
-    ids = sections.ids.known.value
-    used = f"{counted(len(ids.used), 'id')} in use, nothing to recover" if ids is not None else "no consumer waits"
-    return Summary("well", f"All is well: {used}.")
-
-
-def _stuck(sections: Sections) -> list[Line]:
-    seen = sections.stuck.known.value
-    if seen is None or not seen.found.partitions:
+def _if_there(read: Callable[[], list[T]]) -> list[T]:
+    """What is read from tables that need not be there: with the user's own migrations, only those that are used."""
+    try:
+        return read()
+    except StateTableMissingError:
         return []
-    stuck = seen.found.partitions
-    groups = {group.group_id for one in stuck for group in one.groups}
-    who = f"{counted(len(groups), 'consumer group')} ({', '.join(sorted(groups))})" if groups else "read_committed consumers"
-    wait = "waits" if len(groups) == 1 else "wait"
-    records = sum(one.end.records_behind or 0 for one in stuck)
-    return [Line(f"{who} {wait} in {counted(len(stuck), 'partition')}, behind {counted(records, 'record')}.", "stuck")]
 
 
-def _left(sections: Sections) -> list[Line]:
-    left, topics = sections.left.known.value or Left([], []), sections.topics.known.value or []
-    answers = sections.kafka_answers
-    texts = [text for state in left.journals if (text := state.in_words(kafka_answers=answers)) is not None]
-    texts += [f"{counted(each.count, 'dead letter')} of {each.relay}." for each in left.letters]
-    texts += [f"{counted(each.count, 'dead letter')} of {each.group} in {each.topic}." for each in topics]
-    return [Line(text, "left") for text in texts]
+def _shown_relay(relay: Relay) -> ShownRelay:
+    try:
+        return ShownRelay(relay.name, relay.status())
+    except DualWriteError as error:
+        return ShownRelay(relay.name, problem=f"{error}")
 
 
-def _broken(sections: Sections) -> list[Line]:
-    diagnosis = sections.doctor.known.value
-    if diagnosis is None:
-        return []
-    sides = {"kafka": sections.stuck.known.problem, "database": sections.ids.known.problem}
-    unread = {side for side, problem in sides.items() if problem is not None}  # which is said already
-    found = [each for each in diagnosis.findings if each.severity is Severity.BROKEN and each.about not in unread]
-    return [Line(each.what, "doctor") for each in found]
-
-
-def _missing(sections: Sections) -> list[Line]:
-    """What could not be read, each reason once."""
-    subject = sections.subject
-    problems = []
-    if subject.has_kafka:
-        problems.append(("stuck", "partitions", sections.stuck.known.problem))
-        problems.append(("left", "dead-letter topics", sections.topics.known.problem))
-    if subject.has_database:
-        problems += [("ids", "ids", sections.ids.known.problem), ("left", "journals", sections.left.known.problem)]
-    if subject.has_database and subject.has_kafka:
-        problems.append(("ids", "coordinators", sections.seen.known.problem))
-    reasons = dict.fromkeys(problem for _, _, problem in problems if problem is not None)
-    lines = []
-    for reason in reasons:
-        of_it = [(anchor, what) for anchor, what, problem in problems if problem == reason]
-        lines.append(Line(f"Not read: {' and '.join(what for _, what in of_it)}. {reason}", of_it[0][0]))
-    return lines
+def _in_topic(name: str, topic: DeadLetterTopic) -> list[ProcessorLetters]:
+    """What is in a dead-letter topic, by group."""
+    found: dict[str, list[ProcessorLetter]] = {}
+    try:
+        for letter in topic.letters():
+            if not letter.is_replayed:
+                found.setdefault(letter.group, []).append(letter)
+    except BrokerUnavailableError:
+        raise
+    except DualWriteError as error:
+        return [ProcessorLetters(name, problem=f"{error}")]
+    return [
+        ProcessorLetters(name, group, len(letters), tuple(letters[:_MAX_SHOWN_LETTERS]))
+        for group, letters in sorted(found.items())
+    ]

@@ -127,22 +127,22 @@ class JobLedger:
 
     def seems_dead(self, row: JobRow, seconds: float) -> bool:
         """Whether an open run's row and its attempts' heartbeat counters stay unchanged for so many seconds, by our clock."""
-
-        def observed() -> tuple[Any, ...]:
-            now = self.job(row.prefix)
-            beats = self._short.query(
-                lambda connection: tuple(connection.execute(_BEATS, {"p": row.prefix, "run": row.token}).one()),
-                "looking for heartbeats",
-            )
-            return (None if now is None else (now.token, now.is_open, now.updated_at), *beats)
-
-        first = observed()
+        first = self.signs_of_life(row)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             time.sleep(min(_WATCH_PAUSE, seconds / 4))
-            if observed() != first:
+            if self.signs_of_life(row) != first:
                 return False
         return True
+
+    def signs_of_life(self, row: JobRow) -> tuple[Any, ...]:
+        """The prefix's row, and the heartbeats of a run's attempts: something that changes while the run is alive."""
+        now = self.job(row.prefix)
+        beats = self._short.query(
+            lambda connection: tuple(connection.execute(_BEATS, {"p": row.prefix, "run": row.token}).one()),
+            "looking for heartbeats",
+        )
+        return (None if now is None else (now.token, now.is_open, now.updated_at), *beats)
 
     def claim(self, run: JobRun, first: AttemptId, task: str, owner: str, *, timeout: float) -> tuple[AttemptId, Claim]:
         """Claim an id for a task attempt, if the run is open, in one transaction.
