@@ -27,4 +27,4 @@ def test_the_options_of_spark_are_those_of_its_docstring() -> None:
 
 @table("point", failpoints.NAMES)
 def test_every_failpoint_is_documented(point: str) -> None:
-    assert f"`{point}`" in (GUIDES / "testing.md").read_text(encoding="utf-8")
+    assert f"`{point}`" in (GUIDES / "failpoints.md").read_text(encoding="utf-8")
