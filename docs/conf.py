@@ -4,10 +4,11 @@ import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))  # for `drawings`
+sys.path.append(str(Path(__file__).parent))  # for `drawings` and `llms`
 
 project = "dualwrite"
 author = "the dualwrite contributors"
+project_copyright = "2026, the dualwrite contributors"
 version = release = installed_version("dualwrite")
 
 extensions = [
@@ -17,11 +18,18 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_design",
     "drawings",
+    "llms",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # the default underlines names, as if they were links
 html_title = f"dualwrite {release}"
+llms_summary = "A Python library that makes a database write and a Kafka publish one atomic write, without a relay."
+
+# Links to other sites: `sphinx-build -b linkcheck docs docs/_build/links` (see CONTRIBUTING.md).
+linkcheck_timeout = 20
+linkcheck_retries = 2
 
 # Markdown. A repository viewer draws ```mermaid and finds headings by the same anchors.
 myst_enable_extensions = ["colon_fence", "deflist"]

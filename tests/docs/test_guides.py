@@ -20,11 +20,11 @@ def test_the_options_of_spark_are_those_of_its_docstring() -> None:
     from dualwrite.spark.source_options import OPTIONS  # noqa: PLC0415
 
     table = [line for line in (dualwrite.spark.__doc__ or "").splitlines() if line.startswith("| ")]
-    assert "\n".join(table) in (GUIDES / "spark.md").read_text(encoding="utf-8")
+    assert "\n".join(table) in (GUIDES / "spark-rules.md").read_text(encoding="utf-8")
     told = re.findall(r"`([\w.]+)`", "".join(line.split("|")[1] for line in table))
     assert set(OPTIONS) <= set(told)
 
 
 @table("point", failpoints.NAMES)
 def test_every_failpoint_is_documented(point: str) -> None:
-    assert f"`{point}`" in (GUIDES / "testing.md").read_text(encoding="utf-8")
+    assert f"`{point}`" in (GUIDES / "failpoints.md").read_text(encoding="utf-8")

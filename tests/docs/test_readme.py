@@ -75,8 +75,10 @@ def test_links_of_readme_lead_to_existing_files_and_headings(link: str) -> None:
 
 
 def test_every_page_except_tables_of_contents_is_linked() -> None:
-    """The pages of how-it-works are linked from their own index."""
-    linked = {(ROOT / link.partition("#")[0]).resolve() for link in _LINK.findall(README) if "://" not in link}
+    """The pages of how-it-works are linked from their own index, and the pages behind a guide from the list of guides."""
+    lists = [ROOT / "README.md", ROOT / "docs" / "guides" / "index.md"]
+    links = [(file.parent, link) for file in lists for link in _LINK.findall(file.read_text(encoding="utf-8"))]
+    linked = {(folder / link.partition("#")[0]).resolve() for folder, link in links}
     for folder in ("guides", "operations", "reference"):
         for page in (ROOT / "docs" / folder).glob("*.md"):
             assert page.name == "index.md" or page in linked

@@ -95,11 +95,11 @@ class PoolOptions:
             refuses the pool (BrokerAuthorizationError) is not down: that is raised in either case.
         journal: How much that table may contain; then units fail.
         alone: Run each unit in a transaction of its own. Needed only for units that change settings of the session in a way
-            that can't be seen (docs/guides/pool.md); `with_options(alone=True)` does it for single units.
+            that can't be seen (docs/guides/pool-rules.md); `with_options(alone=True)` does it for single units.
         local: Called without arguments for each call of `run`, `submit` and `transaction()`, in the caller's context, so it may
             read a ContextVar. It returns the settings of PostgreSQL that the call's statements shall see, such as
-            `{"app.tenant": "acme"}` for row-level security (docs/guides/pool.md). Units with different settings share a commit.
-            Not for transactions on connections of yours.
+            `{"app.tenant": "acme"}` for row-level security (docs/guides/pool-rules.md). Units with different settings share a
+            commit. Not for transactions on connections of yours.
 
     Raises:
         ConfigurationError: A value is out of range, or `local` is not a function.
