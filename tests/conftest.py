@@ -16,6 +16,7 @@ pytest_plugins = [
     "fixtures.tiers",
     "fixtures.database",
     "fixtures.spark",
+    "fixtures.kfake_broker",
     "crash.databases",
 ]
 

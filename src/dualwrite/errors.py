@@ -195,6 +195,12 @@ class BrokerAuthorizationError(BrokerError):
     """
 
 
+class UnsupportedBrokerError(BrokerAuthorizationError):
+    """The broker lacks requests that a transaction needs: it is too old, or has no transactions. Attributes: `lacks`."""
+
+    lacks: tuple[str, ...]
+
+
 class UnknownTopicError(BrokerError):
     """The topic does not exist, and the broker does not create topics automatically."""
 

@@ -285,8 +285,9 @@ def test_an_invalid_setting_is_refused(examined: Examined, arguments: tuple[str,
 def test_a_broker_with_keep_prepared_txn_is_probed_with_the_id_of_the_user(examined: Examined) -> None:
     with WireServer() as server:
         code, report = as_json(examined, "--kafka", server.bootstrap_servers, "--id", "orders")
-        (request,) = server.received(InitProducerIdRequest)
-    assert (code, report["topics"], request.transactional_id) == (0, [], "orders#probe")
+        probed, registered = server.received(InitProducerIdRequest)
+    assert (code, report["topics"], probed.transactional_id) == (0, [], "orders#probe")
+    assert (registered.transactional_id, registered.keep_prepared_txn) == ("orders#probe", False)
     assert (report["kafka"]["keep_prepared_txn"], report["guarantee"]["guarantee"]) == (True, "two_phase")
 
 

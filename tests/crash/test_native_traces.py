@@ -1,4 +1,4 @@
-"""The model's traces about taking over a native producer's id, replayed on a real broker and PostgreSQL (rule F5).
+"""The model's traces about taking over a native producer's id, replayed on a real broker and PostgreSQL (rules F5, NG).
 
 As in test_traces.py, the process that overtakes a claimant runs inside a failpoint's action, where the claimant would be
 paused.
@@ -7,7 +7,7 @@ paused.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,10 +15,12 @@ import pytest
 import dualwrite
 from crash.databases import Databases
 from crash.scene import InThread, Scene
+from dualwrite.deadline import Limit
 from dualwrite.devcluster import DevCluster
-from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult
+from dualwrite.kafka.base import EndingTransaction, EndTxnResult, InitProducerIdResult, NewProducerId
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.native.native_producer import NativeProducer
 from dualwrite.state import TransactionStatus
 from dualwrite.testing import failpoints
@@ -148,3 +150,71 @@ def test_an_id_that_is_created_twice_at_once_has_one_holder(databases: Databases
     with successors[0] as successor:
         scene.event(successor, 1)
     assert scene.agree() == [1]
+
+
+Registered = list[NewProducerId]
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], bool]], Registered]:
+    """Play a broker without an InitProducerId that can only create: every registration is a plain one.
+
+    `before` is called with the number of each before it is sent; if it returns False, the request is delayed in the network.
+    """
+
+    def play(before: Callable[[int], bool]) -> Registered:
+        seen: Registered = []
+
+        def create_all(
+            self: WireTransactionCoordinator, new: Sequence[NewProducerId], *, timeout: Limit | None = None
+        ) -> list[InitProducerIdResult]:
+            (each,) = new
+            seen.append(each)
+            if not before(len(seen)):
+                return [InitProducerIdResult(ErrorCode.NETWORK_EXCEPTION, "NETWORK_EXCEPTION")]
+            return [sent_plainly(self, each)]
+
+        monkeypatch.setattr(WireTransactionCoordinator, "create_all", create_all)
+        return seen
+
+    return play
+
+
+def sent_plainly(coordinator: WireTransactionCoordinator, new: NewProducerId) -> InitProducerIdResult:
+    return coordinator.init_producer_id(
+        new.kafka_transactional_id, timeout_ms=new.timeout_ms, two_phase=new.two_phase, timeout=LIMIT
+    )
+
+
+def test_a_zombies_late_registration_does_not_end_its_successors_prepared_transaction(
+    databases: Databases, broker: DevCluster, plain: Callable[[Callable[[int], bool]], Registered]
+) -> None:
+    """Both found the id unknown. The successor has a generation of its own."""
+    scene = databases.scene("postgresql", broker)
+
+    def overtaken(_: int) -> bool:
+        scene.write(1, 1, "after_db_commit=kill").killed()
+        return True
+
+    plain(overtaken)
+    with pytest.raises(dualwrite.FencedError):
+        scene.connect()
+    assert scene.recover()["outcomes"] == ["COMMITTED"]
+    assert scene.agree() == [1]
+
+
+def test_a_registration_without_an_answer_does_not_end_a_later_transaction(
+    databases: Databases, broker: DevCluster, plain: Callable[[Callable[[int], bool]], Registered]
+) -> None:
+    """It arrives when the writer, under its next generation, has prepared a transaction and committed the database."""
+    scene = databases.scene("postgresql", broker)
+    seen = plain(lambda number: number > 1)
+    with scene.connect() as writer, scene.coordinator() as coordinator:
+        first, second = (each.kafka_transactional_id for each in seen)
+        assert writer.kafka_transactional_ids == (second,)
+        assert first != second
+        arrives = failpoints.only_at(1, lambda: sent_plainly(coordinator, seen[0]))
+        with failpoints.armed("after_db_commit", arrives):
+            scene.event(writer, 1)
+        scene.event(writer, 2)
+    assert scene.agree() == [1, 2]

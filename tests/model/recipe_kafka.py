@@ -165,6 +165,12 @@ def requested(scene: Scene, s: State, n: int, request: tuple[Any, ...], proven: 
     late = tuple(sorted((*s.late, request), key=str))
     if DELAY in s.budget:
         yield f"{sent}: it is delayed, and its sender dies", go(without(s, DELAY)._replace(late=late), n, "over")
+    if REPEAT in s.budget and s.processes[n].pc == "create":
+        t = without(s, REPEAT)._replace(late=late)
+        if scene.has("NG"):
+            yield f"{sent}: it is delayed; nothing else is sent under this id", go(t, n, "take")
+        else:
+            yield f"{sent}: it is delayed, and will be sent again", go(t, n, "create")
     if REPEAT in s.budget and request[0] == "end" and s.processes[n].pc in ("complete", "undo", "end", "copy end"):
         again = go(without(s, REPEAT)._replace(late=late), n, s.processes[n].pc, repeated=True)
         yield f"{sent}: it is delayed, and will be sent again", again

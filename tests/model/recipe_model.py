@@ -20,6 +20,7 @@ from model.recipe_state import (
     SETTING,
     TIMEOUT,
     UNKNOWN,
+    Id,
     P,
     Row,
     Scene,
@@ -157,7 +158,7 @@ def resolve_step(scene: Scene, s: State, n: int) -> Steps:  # noqa: C901, PLR091
     if p.pc == "describe":
         k = s.ids[i]
         if k.status == "N" and p.taking:
-            yield f"finds generation {generation} unknown", go(s, n, "create")
+            yield f"finds generation {generation} unknown", go(s, n, "create" if p.is_new or not scene.has("NG") else "take")
         elif k.status not in ("PC", "PA"):
             found = f"describes generation {generation}: {'unknown' if k.status == 'N' else f'{k.status}{k.epoch}'}"
             yield found, go(s, n, "reread", seen=(k.status, k.epoch, k.start, ""))
@@ -240,19 +241,22 @@ def take_step(scene: Scene, s: State, n: int) -> Steps:
     if row.fence != p.fence and p.pc in ("take", "verify"):
         yield f"{p.pc}: the fencing token is {row.fence}, not {p.fence}", go(s, n, "over")
     elif p.pc == "take":
-        generation = row.generation if _reuses(scene, row) else row.generation + 1
+        newest = s.ids[scene.id_of(database, cluster, row.generation)]
+        generation = row.generation if _reuses(scene, row, newest) else row.generation + 1
         if row.lock is not None or generation == scene.generations:
             return
         taken = row._replace(generation=generation, resolved=min(row.resolved, generation - 1))
         if scene.has("CL"):
             taken = taken._replace(cluster=cluster)
         is_conditional = scene.is_native and scene.has("F5")
-        changes = {"generation": generation, "todo": (generation,), "taking": True, "repeated": False}
+        is_new = is_conditional and generation > row.generation
+        changes = {"generation": generation, "is_new": is_new, "todo": (generation,), "taking": True, "repeated": False}
         t = go(with_row(s, database, taken), n, "describe" if is_conditional else "init", **changes)
         yield f"takes generation {generation}", t
     elif p.pc == "create":
         i = scene.id_of(database, cluster, p.generation)
-        yield from requested(scene, s, n, ("create", i, -1, None), "verify", "describe")
+        what = "init" if scene.is_plain else "create"
+        yield from requested(scene, go(s, n, "create", is_new=False), n, (what, i, -1, None), "verify", "describe")
     elif p.pc == "init":
         i = scene.id_of(database, cluster, p.generation)
         yield from requested(scene, s, n, ("init", i, -1, None), "verify", "init")
@@ -261,9 +265,11 @@ def take_step(scene: Scene, s: State, n: int) -> Steps:
         yield f"continues with epoch {p.epoch}", go(s, n, pc, todo=(), seen=(), stored=None, taking=False)
 
 
-def _reuses(scene: Scene, row: Row) -> bool:
+def _reuses(scene: Scene, row: Row, newest: Id) -> bool:
     """Whether a writer continues with the newest generation."""
     if not row.generation or (not scene.is_native and scene.has("O2")):
+        return False
+    if newest.status == "N" and scene.is_native and scene.has("F5") and scene.has("NG"):
         return False
     return not (scene.has("UG") and any(entry.generation == row.generation for entry in row.unverified))
 

@@ -15,6 +15,7 @@ RULES: Final = {
     "F2": "check the fencing token when a transaction begins",
     "F3": "after any answer to EndTxn other than NONE, describe and decide again",
     "F5": "native: take over by compare-and-set, never by an unconditional InitProducerId",
+    "NG": "native: register an unknown id once, under a generation that this claim has acquired",
     "F7": "record the outcome in the database before the evidence at the broker is destroyed",
     "F8": "after an unknown COMMIT, claim again only if the fencing token is unchanged",
     "F9": "librdkafka: a new session after an EndTxn that was repeated",
@@ -118,6 +119,7 @@ class P(NamedTuple):
     stored: Stored | None = None  # what was read and is decided on
     taking: bool = False  # resolving is a part of taking over
     generation: int = 0
+    is_new: bool = False  # it acquired the generation itself, and has not registered its id yet
     epoch: int = -1
     number: int = 0  # of its transactions
     start: int = -1  # of the transaction that it has prepared (librdkafka)
@@ -166,7 +168,7 @@ class Scene:
         without: Rules that are removed.
         budget: What the environment may do, each once.
         older: Database 0 has a row that an older release wrote, without a cluster, and the transaction it names is ongoing.
-        taken: A writer had taken generation 1 of the id in database 0, and crashed before it used it.
+        taken: A writer had registered generation 1 of the id in database 0, and crashed before it used it.
         clusters: How many.
         client: NATIVE, LIBRDKAFKA or OLD_BROKER.
         is_slow: Markers are written some time after EndTxn was answered: PrepareCommit and PrepareAbort can be seen.
@@ -177,6 +179,7 @@ class Scene:
         joins: A writer's database transaction is one of the user's, which may be old: its fencing token is checked, under the
             lock of the row, before the first message.
         is_ordered: The order of the messages is compared with that of the database transactions.
+        is_plain: The broker has no InitProducerId that can only create.
     """
 
     processes: tuple[tuple[Any, ...], ...]
@@ -193,6 +196,7 @@ class Scene:
     republish: bool = False
     joins: bool = False
     is_ordered: bool = False
+    is_plain: bool = False
 
     def has(self, rule: str) -> bool:
         """Whether the rule is kept."""
@@ -258,6 +262,7 @@ def first_state(scene: Scene) -> State:
     committed: frozenset[int] = frozenset()
     if scene.taken:
         rows[0] = Row(fence=1, generation=1)
+        ids[scene.id_of(0, 0, 1)] = Id("E", 0, mark=0)
     if scene.older:
         rows[0] = Row(fence=1, generation=1, stored=OLDER)
         ids[scene.id_of(0, 0, 1)] = Id("O", 0, (OLDER.txn,), 1, 0)

@@ -28,6 +28,8 @@ LONG: Final = (
     "slow markers",
     "librdkafka, two published again",
     "an old broker, two recoverers",
+    "no create-only request, an unknown COMMIT",
+    "no create-only request, a recoverer",
 )
 """Several seconds each; what they explore changes only with the model."""
 

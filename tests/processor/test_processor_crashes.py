@@ -7,7 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import product
 from typing import Any
 
@@ -20,6 +20,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import make_topic, read_topic, started, wait_for_markers
 from fixtures.fork_server import ForkedProcess
+from fixtures.kfake_broker import VERSIONS, Kfake
 from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import LIMIT, ended, until, until_received, until_recorded
 from fixtures.producing import producing
@@ -150,6 +151,28 @@ def test_a_processor_that_is_killed(
     running.send_signal(signal.SIGTERM)
     assert ended(running) == 0
     scene.check()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("point", ["after_prepare", "after_db_commit", "after_kafka_commit"])
+@pytest.mark.parametrize("more", RECIPES)
+def test_a_processor_that_is_killed_at_a_broker_that_is_not_apaches(
+    urls: Callable[[str], str],
+    kfake: Callable[[str], Kfake],
+    new_name: NewName,
+    version: str,
+    point: str,
+    more: tuple[str, ...],
+) -> None:
+    with closing(Crashing(urls("sqlite"), kfake(version), new_name)) as scene:  # type: ignore[arg-type]  # its servers are enough
+        scene.produce_more(30)
+        assert ended(scene.start("1", f"{point}#3=kill", 2, *more)) == -signal.SIGKILL
+        running = scene.start("1", "", BATCH, *more)
+        scene.wait_for_all()
+        running.send_signal(signal.SIGTERM)
+        assert ended(running) == 0
+        scene.check()
 
 
 @pytest.mark.parametrize(

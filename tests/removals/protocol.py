@@ -79,6 +79,9 @@ PROTOCOL: Final = (
         "recipe/ownership.py",
         """\
         if found.transaction is None:
+            if not self._is_new:
+                return False
+            self._is_new = False
             answer = yield from create(producer.creation(timeout=deadline))
             return producer.created(answer, timeout=deadline)
         if found.transaction.timeout_ms""",
@@ -91,6 +94,20 @@ PROTOCOL: Final = (
             "crash/test_native_traces.py::test_a_zombies_late_take_over_does_not_end_its_successors_prepared_transaction",
             "crash/test_native_traces.py::test_an_id_that_is_created_twice_at_once_has_one_holder",
         ),
+    ),
+    Removal(
+        "NG an unknown id is registered only under a new generation",
+        "recipe/ownership.py",
+        "if described is None:  # rule NG\n            return False",
+        "if described is None:\n            return True",
+        ("crash/test_native_traces.py::test_a_zombies_late_registration_does_not_end_its_successors_prepared_transaction",),
+    ),
+    Removal(
+        "NG a registration without an answer is not sent again",
+        "kafka/client/coordinator.py",
+        "            if only_once:\n",
+        "            if only_once is self:\n",
+        ("kafka/test_registration.py::test_a_request_without_an_answer_is_not_sent_again",),
     ),
     Removal(
         "F7 the outcome is recorded before the epoch is raised",  # and a failpoint is between, at which recovery dies
@@ -253,7 +270,7 @@ PROTOCOL: Final = (
         "stores/rows.py",
         "has_unverified = any(entry.generation == row.generation for entry in row.unverified)",
         "has_unverified = False",
-        ("crash/test_wrong_cluster.py::test_a_generation_with_an_unverified_transaction_is_not_reused",),
+        ("unit/test_state_row.py::test_a_generation_with_an_unverified_entry_is_not_used_again",),
     ),
     Removal(
         "RA the record of a copy and the entry of the lost transaction are one write",  # here the entry is left to a later one

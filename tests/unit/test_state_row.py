@@ -10,7 +10,7 @@ import pytest
 from dualwrite.errors import NotResolvedError, StoredStateError
 from dualwrite.state import PreparedTxnState, ProducerKind
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow
-from dualwrite.stores.rows import document, forgotten, parse_document, with_resolution
+from dualwrite.stores.rows import document, forgotten, parse_document, with_generation, with_resolution
 from dualwrite.stores.sql.tables import columns_of, state_row
 from fixtures.tables import table
 
@@ -48,6 +48,17 @@ def test_a_repeated_resolution_does_not_add_an_acknowledged_entry_again() -> Non
     assert once.lost == (found,)
     assert with_resolution(once, proven).lost == (found,)
     assert with_resolution(replace(once, lost=()), proven).lost == ()
+
+
+def test_a_generation_with_an_unverified_entry_is_not_used_again() -> None:
+    """Rule UG: a new transaction on it could be mistaken for the unverified one."""
+
+    def next_generation(*lost: LostTransaction) -> int:
+        used = replace(row(generation=6, resolved=6, lost=lost), generation_kind=ProducerKind.NATIVE, store_id="s")
+        return with_generation(used, ProducerKind.NATIVE, reuse=True, store_id="s").generation
+
+    assert next_generation() == next_generation(entry(LostKind.LOST, 6), entry(LostKind.UNVERIFIED, 5)) == 6
+    assert next_generation(entry(LostKind.UNVERIFIED, 6)) == 7
 
 
 def entry(kind: LostKind, generation: int) -> LostTransaction:

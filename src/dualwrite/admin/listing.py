@@ -19,6 +19,7 @@ from dualwrite.errors import (
     ConfigurationError,
     DualWriteError,
     UnknownTransactionStateError,
+    UnsupportedBrokerError,
 )
 from dualwrite.kafka.client.broker_connection import Connection
 from dualwrite.kafka.client.brokers import CoordinatorUnavailableError, MakeRequest
@@ -288,7 +289,7 @@ def sees_every_id(brokers: Brokers) -> bool:
             ),
         )
     (probed,) = describe_transactions(brokers, [uuid4().hex])
-    if isinstance(probed.problem, BrokerAuthorizationError):
+    if isinstance(probed.problem, BrokerAuthorizationError) and not isinstance(probed.problem, UnsupportedBrokerError):
         _hide(brokers, "transactional id", ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     return brokers.sees_coordinators and probed.problem is None
 

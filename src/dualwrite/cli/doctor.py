@@ -1,4 +1,4 @@
-"""`dualwrite doctor`: which guarantee a cluster and a database give, what weakens it, how to improve it. Read-only.
+"""`dualwrite doctor`: which guarantee a cluster and a database give, what weakens it, how to improve it.
 
 Exit codes: 0 dual writes work here, 1 something is broken, 2 usage error.
 """
@@ -57,12 +57,13 @@ def doctor(
 ) -> None:
     """Report what this cluster supports, which guarantee you get from it, what weakens it, and which setting improves it.
 
-    With a database it also checks the table, settings that may lose an acknowledged commit, and journals. Changes nothing.
+    With a database it also checks the table, settings that may lose an acknowledged commit, and journals. Changes nothing, but
+    registers a transactional id of its own at Kafka, as a producer does.
     """
     settings = target.settings().with_changes(transactional_id=transactional_id)
     if "bootstrap.servers" not in settings.kafka and settings.database_url is None:
         refuse("Neither Kafka nor a database is given: use --kafka, --url, or their environment variables.")
-    diagnosis = examine(settings, topics=topics or (), timeout=timeout)
+    diagnosis = examine(settings, topics=topics or (), timeout=timeout, registers=True)
     if as_json:
         print_json("doctor", _to_json(diagnosis))
     else:

@@ -1,4 +1,4 @@
-"""Inspects a cluster, topics and a database as a writer would see them. Read-only."""
+"""Inspects a cluster, topics and a database as a writer would see them. Read-only, except for an id of the probe's own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dualwrite.diagnosis.database_findings import CHECKED_USES, judge_database, 
 from dualwrite.diagnosis.findings import DatabaseFacts, Finding, Guarantee, Promise, Severity, promise
 from dualwrite.diagnosis.journals import judge_journal, judge_missing
 from dualwrite.diagnosis.kafka_findings import judge_kafka, judge_refused_probe, judge_retention, judge_topic, judge_two_phase
+from dualwrite.diagnosis.registration import check_registration
 from dualwrite.errors import BrokerAuthorizationError, ConfigurationError, DualWriteError, StateTableMissingError, StoreError
 from dualwrite.kafka.client.broker_connection import Connection
 from dualwrite.kafka.client.brokers import MakeRequest, Network
@@ -78,6 +79,7 @@ def examine(
     store: TxnStateStore | None = None,
     topics: Iterable[str] = (),
     timeout: float = TIMEOUT_SECONDS,
+    registers: bool = False,
 ) -> Diagnosis:
     """Inspect what the settings name: the cluster, the database, or both.
 
@@ -91,6 +93,7 @@ def examine(
         store: The database to inspect instead, such as one with your own engine; the caller closes it.
         topics: Topics to inspect.
         timeout: Seconds for the cluster, and again for the topics.
+        registers: Register that Kafka id, too, as a writer does: see `check_registration`.
 
     Raises:
         ConfigurationError: Neither a cluster nor a database is given, or a Kafka setting is wrong.
@@ -100,7 +103,9 @@ def examine(
             "Neither bootstrap servers nor a database are given.",
             next_step="set DUALWRITE_KAFKA_BOOTSTRAP_SERVERS or DUALWRITE_DATABASE_URL, or both",
         )
-    found, answers = _examined_cluster(settings, topics, timeout) if _SERVERS in settings.kafka else (_NOTHING, None)
+    found, answers = _NOTHING, None
+    if _SERVERS in settings.kafka:
+        found, answers = _examined_cluster(settings, topics, timeout, registers=registers)
     if store is not None or settings.database_url is not None:
         seen = "" if found.kafka is None else found.kafka.cluster_id
         with unheard("alembic.runtime.migration", "alembic.runtime.plugins"):
@@ -112,7 +117,7 @@ def examine(
 _NOTHING: Final = Diagnosis(None, None, None, (), None, ())
 
 
-def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float) -> tuple[Diagnosis, bool]:
+def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float, *, registers: bool) -> tuple[Diagnosis, bool]:
     """What is known about the cluster, and whether it answers: also if it refuses the id of the probe."""
     config = KafkaConfig.of(settings.kafka)
     limit = _message_max_bytes(config.properties)
@@ -133,6 +138,8 @@ def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float)
             found += judge_kafka(capabilities, producer=producer, transaction_timeout_ms=chosen, two_phase=two_phase)
             if promised.guarantee is Guarantee.TWO_PHASE and capabilities.brokers > 1:
                 found += judge_two_phase(two_phase_by_broker(config, timeout=timeout))
+            if registers and not any(finding.severity is Severity.BROKEN for finding in found):
+                found += _registration(config, settings, probe_id, capabilities, timeout)
         seen = describe_topics(config, (TRANSACTION_STATE_TOPIC, *topics), timeout=timeout)
     except DualWriteError as error:
         found.append(_broken("kafka", error))
@@ -140,6 +147,16 @@ def _examined_cluster(settings: Settings, topics: Iterable[str], timeout: float)
     found += [finding for topic in seen for finding in judge_retention(topic, promised)]
     shown = tuple(topic for topic in seen if topic.exists or topic.name != TRANSACTION_STATE_TOPIC)
     return Diagnosis(config.servers, capabilities, promised, shown, None, tuple(found)), bool(seen)
+
+
+def _registration(
+    config: KafkaConfig, settings: Settings, probe_id: str, capabilities: BrokerCapabilities, timeout: float
+) -> list[Finding]:
+    try:
+        check_registration(config, settings, probe_id, capabilities, timeout=timeout)
+    except DualWriteError as error:
+        return [_broken("kafka", error)]
+    return []
 
 
 def _probe_id(settings: Settings) -> str:

@@ -287,7 +287,10 @@ class TakeOverProducer(TransactionalProducer, Protocol):
         ...
 
     def created(self, answer: InitProducerIdResult, *, timeout: Limit) -> bool:
-        """Continue with the answer to `TransactionCoordinator.create_all`; False if the coordinator knew the id already.
+        """Continue with the answer to `TransactionCoordinator.create_all`.
+
+        Returns:
+            False if the coordinator knew the id already, or has not answered: this producer must not register it again.
 
         Raises:
             BrokerError: Another answer.
@@ -393,7 +396,7 @@ class InitProducerIdResult(EndTxnResult):
 
 @dataclass(frozen=True, slots=True)
 class NewProducerId:
-    """An id that is to be registered if its coordinator does not know it."""
+    """An id that is to be registered. Its coordinator did not know it just now, and nobody else registers it (rule NG)."""
 
     kafka_transactional_id: str
     timeout_ms: int
@@ -455,7 +458,14 @@ class TransactionCoordinator(Protocol):
         ...
 
     def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
-        """InitProducerId that creates unknown ids, side by side, and leaves a known one unchanged: PRODUCER_FENCED."""
+        """Register unknown ids (InitProducerId), side by side, with one request for each that has an effect (rule NG).
+
+        The request names a producer id that no producer has: Apache Kafka then leaves a known id unchanged, PRODUCER_FENCED.
+        That is not a part of the protocol. A broker that answers that there is no such producer gets the plain request, if it
+        still does not know the id; and one that ignores the producer id has taken the first request for a plain one. The plain
+        request would end a transaction of a known id, hence the rule: also, NETWORK_EXCEPTION is returned for an id without an
+        answer, since the request, if it were sent again, might arrive twice.
+        """
         ...
 
     def end_transaction(

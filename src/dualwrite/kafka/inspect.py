@@ -36,6 +36,7 @@ from dualwrite.kafka.client.requests import (
     settings_request,
 )
 from dualwrite.kafka.client.retries import TRANSIENT, CoordinatorMovedError, TryAgainError, check_transient, repeated
+from dualwrite.kafka.client.support import check_answer
 
 PROBE_ID: Final = "dualwrite-probe"
 DEFAULT_TIMEOUT: Final = 30.0
@@ -231,6 +232,7 @@ def probe(
     Raises:
         BrokerUnavailableError: No broker or no transaction coordinator responded within the time limit.
         BrokerAuthorizationError: The login was refused, or the principal lacks Write on the id.
+        UnsupportedBrokerError: The brokers are too old, or have no transactions.
         ConfigurationError: A setting is missing or invalid.
     """
     deadline = Deadline(timeout)
@@ -279,6 +281,7 @@ def _probe_coordinator(transactional_id: str, coordinator: Connection, deadline:
     asked = [write, about_the_cluster(), *([_init(transactional_id, two_phase=True)] if has_two_phase else [])]
     may_write, cluster, *tried = coordinator.call_all(asked, deadline)
     check_transient(may_write.error_code, "EndTxn")
+    check_answer("EndTxn", may_write.error_code, at=coordinator.address)
     if may_write.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         raise forbidden(transactional_id, "EndTxn", may_write.error_code)
     nodes = {Address(each.host, each.port): each.node_id for each in cluster.brokers}

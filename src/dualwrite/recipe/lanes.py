@@ -181,7 +181,7 @@ class Lanes:
         with self._phases_track_errors():
             owned = {lane.id: lane.ownership for lane in self._lanes}
             try:
-                cluster_id, claimed = self._claim(owned, only_if_ours=only_if_ours)
+                cluster_id, claimed, reusable = self._claim(owned, only_if_ours=only_if_ours)
             except ClusterMismatchError:  # the right one may answer at the next attempt
                 self._parties.coordinator.forget_cluster()
                 raise
@@ -189,7 +189,9 @@ class Lanes:
                 row_id = row.transactional_id
                 if row_id not in owned:  # of an earlier writer with more lanes: fenced and resolved, not used
                     owned[row_id] = Ownership(self._parties, row_id)
-                owned[row_id].adopt(row.claim, cluster_id, row=row, has_generation=claimed.have_generations)
+                has = claimed.have_generations
+                is_new = has and row_id not in reusable
+                owned[row_id].adopt(row.claim, cluster_id, row=row, has_generation=has, is_new=is_new)
             self._additional = tuple(owned.values())[len(self._lanes) :]
             with nullcontext() if self._journal is None else self._parties.limited(RECOVER_LIMIT):
                 self._parties.run(*(each.resolving for each in owned.values()))
@@ -221,8 +223,10 @@ class Lanes:
                 lane.claimed_without_kafka(claims[lane.id])
             self._additional = ()
 
-    def _claim(self, owned: Mapping[str, Ownership], *, only_if_ours: bool) -> tuple[str, ClaimedLanes]:
+    def _claim(self, owned: Mapping[str, Ownership], *, only_if_ours: bool) -> tuple[str, ClaimedLanes, frozenset[str]]:
         """Claim all lanes; return the id of the Kafka cluster, which was compared with the rows, and the rows as claimed.
+
+        And the lanes whose newest generation is continued, if their rows were not changed in between.
 
         A claim takes the id from a writer that may work. So before it, the database must be the original, and Kafka must be the
         cluster of the rows; and the coordinator of each generation that is needed must answer.
@@ -235,13 +239,14 @@ class Lanes:
         deadline = Deadline.after(self._at_most(RECOVER_LIMIT, timeouts.kafka))
         self._parties.producers.choose(timeout=deadline)
         described = self._parties.coordinator.describe_all(_needed(ids, rows), timeout=deadline)
-        reusable = (  # if nothing changes until they are claimed
+        reusable = frozenset(  # if nothing changes until they are claimed
             row_id
             for row_id, row in rows.items()
             if row_id in owned and owned[row_id].can_reuse(row, described.get(row.kafka_id(row.generation)), deadline)
         )
-        acquiring = Acquiring(self._parties.producers.kind, frozenset(ids), frozenset(reusable), cluster_id)
-        return cluster_id, self._claim_rows(rows, only_if_ours=only_if_ours, cluster_id=cluster_id, acquiring=acquiring)
+        acquiring = Acquiring(self._parties.producers.kind, frozenset(ids), reusable, cluster_id)
+        claimed = self._claim_rows(rows, only_if_ours=only_if_ours, cluster_id=cluster_id, acquiring=acquiring)
+        return cluster_id, claimed, reusable
 
     def _claim_rows(
         self,

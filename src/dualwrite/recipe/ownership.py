@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, TypeVar, cast
 
-from dualwrite.deadline import Deadline
+from dualwrite.deadline import Deadline, Pauses
 from dualwrite.errors import (
     BrokerUnavailableError,
     CommittedTransactionsForgottenError,
@@ -23,7 +23,7 @@ from dualwrite.recipe.remembered import RecordedTransaction, Remembered, entry_o
 from dualwrite.recovery.recoverer import describe_owner
 from dualwrite.recovery.report import GenerationOutcome, IdReport, NotPublished, Outcome, RecoveryReport, lost_error
 from dualwrite.recovery.resolve import Described, GenerationResolver, described_now, report_forgotten, resolving
-from dualwrite.recovery.side_by_side import SideBySide, Steps, acquire, call, create, describe, read, record
+from dualwrite.recovery.side_by_side import SideBySide, Steps, acquire, call, create, describe, pause, read, record
 from dualwrite.settings import Timeouts
 from dualwrite.state import LAST_EPOCH, PreparedTxnState, TransactionDescription
 from dualwrite.stores.base import Acquiring, Claim, LostTransaction, Resolution, StateRow, TxnStateStore
@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 CHECK_AFTER: Final = 1.0
 """Seconds without use after which the next transaction first checks whether the coordinator still knows the id."""
+
+_PAUSE: Final = 0.01
 
 CHECK_LIMIT: Final = 2.0
 """The maximum seconds for this check: a transaction without messages does not need Kafka and should not wait for it."""
@@ -96,6 +98,7 @@ class Ownership:
         self._intended: str | None = None  # the token of a claim that is not known to have succeeded yet
         self._row: StateRow | None = None  # as claimed, until it is changed
         self._has_generation = False
+        self._is_new = False  # the generation: nobody else registers its id (rule NG)
         self._producer: TransactionalProducer | None = None
         self._committed: PreparedTxnState | None = None
         self._missing: tuple[RecordedTransaction, ...] = ()
@@ -157,16 +160,25 @@ class Ownership:
         self._intended = None
         self._has_claimed(claim)
 
-    def adopt(self, claim: Claim, cluster_id: str = "", *, row: StateRow | None = None, has_generation: bool = False) -> None:
+    def adopt(
+        self,
+        claim: Claim,
+        cluster_id: str = "",
+        *,
+        row: StateRow | None = None,
+        has_generation: bool = False,
+        is_new: bool = False,
+    ) -> None:
         """Continue with a claim that the caller has made, on the Kafka cluster that it was compared with.
 
         Without a cluster Kafka was not asked: the next `resolve` compares the row with it. `row`: as claimed.
-        `has_generation`: the generation in the row was acquired for us.
+        `has_generation`: the generation in the row was acquired for us; `is_new`: and it is a new one.
         """
         self.cluster_id = cluster_id or self.cluster_id
         number = 0 if row is None else row.transaction_number
         self.remembered.start(claim.fence, number)  # first: an interrupt must not lead to a false alarm
         self._has_claimed(claim, row, has_generation=has_generation)
+        self._is_new = is_new
 
     def _has_claimed(self, claim: Claim, row: StateRow | None = None, *, has_generation: bool = False) -> None:
         self._claim, self._row, self._has_generation = claim, row, has_generation
@@ -250,13 +262,18 @@ class Ownership:
         self._row, self._has_generation = None, False
         if row is not None and has_generation:
             return row
+        self._is_new = not reuse
         only = frozenset({self._id})
         acquiring = Acquiring(self._producers.kind, only, only if reuse else frozenset(), self.cluster_id)
         return (yield from acquire(self.claim, acquiring))
 
     def _take_over(self, deadline: Deadline) -> Steps[TransactionalProducer]:
-        """Continue the newest generation by compare-and-set, or begin a new one if its timeout differs (rule F5)."""
-        while True:
+        """Continue the newest generation by compare-and-set, or begin a new one if Kafka does not know it (rules F5, NG).
+
+        Or if its timeout differs. A generation whose registration was not answered is continued if it turns out to be known.
+        """
+        pauses = Pauses(_PAUSE)
+        while not deadline.expired:
             reuse = False if self._has_generation else (yield from self._can_reuse_newest(deadline))
             row = yield from self._acquired(reuse=reuse)
             producer = cast("TakeOverProducer", self._producers(row.kafka_id(row.generation)))
@@ -265,13 +282,13 @@ class Ownership:
                     self.generation = row.generation
                     return producer
             producer.close()
-            if deadline.expired:
-                raise BrokerUnavailableError(
-                    f"The id could not be taken over at Kafka within {self.parties.timeouts.kafka:g} s.",
-                    transactional_id=self._id,
-                    cause="another process keeps using it",
-                    next_step="find its owner with `dualwrite status`, and open again",
-                )
+            yield from pause(next(pauses))
+        raise BrokerUnavailableError(
+            f"The id could not be taken over at Kafka within {self.parties.timeouts.kafka:g} s.",
+            transactional_id=self._id,
+            cause="its coordinator does not answer InitProducerId, or another process keeps using the id",
+            next_step="check the brokers; find the id's owner with `dualwrite status`, and open again",
+        )
 
     def _can_reuse_newest(self, deadline: Deadline) -> Steps[bool]:
         row = yield from read(self.claim)
@@ -281,14 +298,14 @@ class Ownership:
         return self.can_reuse(row, described, deadline)
 
     def can_reuse(self, row: StateRow, described: TransactionDescription | None, deadline: Deadline) -> bool:
-        """Whether our producer can continue the newest generation: same kind and timeout, epochs left (or unknown to Kafka).
+        """Whether our producer can continue the newest generation: known to Kafka, same kind and timeout, epochs left.
 
         `described` is how the coordinator describes that generation; taking it over describes it again.
         """
         if not self._producers.kind.takes_over or row.generation_kind is not self._producers.kind:
             return False
-        if described is None:
-            return True
+        if described is None:  # rule NG
+            return False
         producer = cast("TakeOverProducer", self._producers(row.kafka_id(row.generation)))
         try:
             has_epochs_left = described.epoch <= LAST_EPOCH or described.status.is_ending
@@ -297,12 +314,15 @@ class Ownership:
             producer.close()
 
     def _try_to_take_over(self, producer: TakeOverProducer, generation: int, deadline: Deadline) -> Steps[bool]:
-        """Create the id, or raise the epoch above its earlier owners' and adopt the epoch in the answer; False: try again.
+        """Register the id, or raise the epoch above its earlier owners' and adopt the epoch in the answer; False: try again.
 
         Anything found on the generation is resolved as usual: a paused owner may have left a transaction after our recovery.
         """
         found = yield from described_now(producer.kafka_transactional_id)
         if found.transaction is None:
+            if not self._is_new:
+                return False
+            self._is_new = False
             answer = yield from create(producer.creation(timeout=deadline))
             return producer.created(answer, timeout=deadline)
         if found.transaction.timeout_ms != producer.wanted_timeout_ms(timeout=deadline):

@@ -22,6 +22,7 @@ from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.fields import NO_TAGS, Fields, KafkaProtocolError, Request
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.client.messages_generated import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest
+from dualwrite.kafka.client.support import check_answer, check_offers, newest_common
 from dualwrite.observability.logs import closed_on_error
 from dualwrite.observability.outages import kafka_at
 
@@ -412,12 +413,12 @@ class Connection:
         """The newest version of a request that both the broker and dualwrite support.
 
         Raises:
-            ConnectionLostError: They have no version of the request in common.
+            UnsupportedBrokerError: They have no version of the request in common.
         """
-        lowest, highest = self.api_versions.get(request.API_KEY, (0, -1))
-        chosen = min(highest, request.NEWEST)
-        if chosen < max(lowest, request.OLDEST):
-            raise ConnectionLostError(self.address, f"the broker does not support {request.__name__}")
+        chosen = newest_common(self.api_versions, request)
+        if chosen is None:
+            check_offers(self.address, self.api_versions, [request])
+        assert chosen is not None
         return chosen
 
     def supports(self, request: type[Request[Any]], version: int) -> bool:
@@ -460,6 +461,7 @@ class Connection:
             known = [a.max_version for a in response.api_keys if a.api_key == ApiVersionsRequest.API_KEY]
             version = max((ApiVersionsRequest.OLDEST, *known))
             response = self._versions(version, None, deadline)
+            check_answer(f"ApiVersions v{ApiVersionsRequest.OLDEST}", response.error_code, at=self.address)
         self.api_versions = {a.api_key: (a.min_version, a.max_version) for a in response.api_keys}
         self.features = {f.name: f.max_version_level for f in response.finalized_features}
         self.newest_features = {f.name: f.max_version for f in response.supported_features}

@@ -18,6 +18,7 @@ from dualwrite.kafka.client.connecting import ConnectionAttempt, OtherNodeError
 from dualwrite.kafka.client.fields import Request
 from dualwrite.kafka.client.kafka_errors import error_name
 from dualwrite.kafka.client.messages_generated import FindCoordinatorRequest, MetadataRequest, MetadataResponse
+from dualwrite.kafka.client.support import check_answer, check_has_transactions
 
 _LOOK_AT_OPENINGS: Final = 0.01
 
@@ -234,13 +235,16 @@ class Network:
 
         Raises:
             BrokerUnavailableError: No broker can be reached.
-            ConnectionLostError: The connection broke during the request, or the broker is older than Apache Kafka 3.0.
+            ConnectionLostError: The connection broke during the request.
+            UnsupportedBrokerError: The broker is too old, or has no transactions.
         """
         connection = self.any_broker(deadline)
-        if not connection.supports(FindCoordinatorRequest, FindCoordinatorRequest.OLDEST):
-            raise ConnectionLostError(connection.address, "the broker is older than Apache Kafka 3.0: no FindCoordinator v4")
+        if kind == TRANSACTION:
+            check_has_transactions(connection.address, connection.api_versions)
         response = connection.call(FindCoordinatorRequest(key_type=kind, coordinator_keys=list(keys)), deadline)
         self._nodes.update((Address(c.host, c.port), c.node_id) for c in response.coordinators if not c.error_code)
+        for found in response.coordinators:
+            check_answer(f"FindCoordinator of type {int(kind)}", found.error_code, at=connection.address)
         return {
             found.key: CoordinatorUnavailableError(f"FindCoordinator returned {error_name(found.error_code)}", found.error_code)
             if found.error_code

@@ -56,6 +56,10 @@ _JUST: Final = 1.0
 A prepared transaction gets no more partitions; one that is to be aborted may, from an owner that was paused.
 """
 
+NO_SUCH_PRODUCER: Final = (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.UNKNOWN_PRODUCER_ID)
+_KNOWN: Final = InitProducerIdResult(ErrorCode.PRODUCER_FENCED, ErrorCode.PRODUCER_FENCED.name)
+_NO_ANSWER: Final = InitProducerIdResult(ErrorCode.NETWORK_EXCEPTION, ErrorCode.NETWORK_EXCEPTION.name)
+
 
 class WireTransactionCoordinator:
     """TransactionCoordinator over our own blocking connections; see the Protocol for the contract.
@@ -142,14 +146,20 @@ class WireTransactionCoordinator:
             BrokerUnavailableError, BrokerAuthorizationError: As for all methods.
         """
         new = NewProducerId(kafka_transactional_id, timeout_ms, two_phase)
-        return self._init_all([new], timeout, producer_id=producer_id, epoch=epoch, keep_prepared=keep_prepared)[0]
+        found = self._init_all([new], timeout, producer_id=producer_id, epoch=epoch, keep_prepared=keep_prepared)
+        return found[kafka_transactional_id]
 
     def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
-        """InitProducerId with a producer id that no producer has, which the coordinator compares with the id's current one.
-
-        So it creates an unknown id, and leaves a known one unchanged: PRODUCER_FENCED (measured).
-        """
-        return self._init_all(new, timeout, producer_id=FOREIGN_PRODUCER_ID, epoch=0)
+        """InitProducerId with a producer id that no producer has, or else without one; see the Protocol for why."""
+        limit = self._client.limit(timeout)
+        found = self._init_all(new, limit, producer_id=FOREIGN_PRODUCER_ID, epoch=0, only_once=True)
+        refused = [name for name, answer in found.items() if answer.code in NO_SUCH_PRODUCER]
+        if refused:
+            known = self.describe_all(refused, timeout=limit)
+            unknown = [each for each in new if known.get(each.kafka_transactional_id, _KNOWN) is None]
+            found |= dict.fromkeys(refused, _KNOWN)
+            found |= self._init_all(unknown, limit, producer_id=-1, epoch=-1, only_once=True)
+        return [found[each.kafka_transactional_id] for each in new]
 
     def _init_all(
         self,
@@ -159,7 +169,8 @@ class WireTransactionCoordinator:
         producer_id: int,
         epoch: int,
         keep_prepared: bool = False,
-    ) -> list[InitProducerIdResult]:
+        only_once: bool = False,
+    ) -> dict[str, InitProducerIdResult]:
         by_id = {each.kafka_transactional_id: each for each in new}
 
         def make(each: NewProducerId, coordinator: Connection) -> InitProducerIdRequest | None:
@@ -173,14 +184,19 @@ class WireTransactionCoordinator:
         requests = {name: partial(make, each) for name, each in by_id.items()}
 
         def send(addresses: Mapping[str, Address], deadline: Deadline) -> dict[str, InitProducerIdResult | Exception]:
-            aborts = producer_id < 0 and not keep_prepared
+            aborts = producer_id < 0 and not keep_prepared and not only_once
             failed = self._without_leaders(addresses, {}, deadline) if aborts else {}
             read = lambda name, found: _init_result(by_id[name], found)  # noqa: E731
             ready = {name: address for name, address in addresses.items() if name not in failed}
-            return failed | answers(self.network, requests, read, ready, deadline)
+            found = answers(self.network, requests, read, ready, deadline)
+            if only_once:
+                for name, answer in found.items():
+                    if isinstance(answer, ConnectionLostError) and not answer.is_throttled:
+                        self.network.forget_coordinator(name)
+                        found[name] = _NO_ANSWER
+            return failed | found
 
-        results = self._client.of_each(by_id, send, timeout)
-        return [results[each.kafka_transactional_id] for each in new]
+        return self._client.of_each(by_id, send, timeout)
 
     def fate(self, state: PreparedTxnState, place: Place, *, timeout: Limit | None = None) -> Fate:
         """How the transaction that wrote to `place` ended, according to the log; see `log_proof.fate_in_log`."""

@@ -23,6 +23,7 @@ from dualwrite.kafka.client.brokers import (
 )
 from dualwrite.kafka.client.config import Address, KafkaConfig
 from dualwrite.kafka.client.kafka_errors import FORBIDDEN_CODES, ErrorCode, error_name, forbidden
+from dualwrite.kafka.client.support import check_answer
 from dualwrite.observability.outages import REQUEST, SideCall, kafka_at
 
 T = TypeVar("T")
@@ -116,9 +117,11 @@ def check_response(code: int, kafka_transactional_id: str | None, request: str, 
     """As `check_retriable`, for requests whose other errors the caller does not handle.
 
     Raises:
+        UnsupportedBrokerError: The broker does not have the request.
         BrokerError: Any other error.
     """
     check_retriable(code, kafka_transactional_id or "", request, operation)
+    check_answer(request, code)
     if code:
         raise BrokerError(
             f"{request} returned {error_name(code)} ({code}).",

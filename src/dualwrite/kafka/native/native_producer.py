@@ -238,7 +238,9 @@ class NativeProducer(Sending):
         self._continue_as(Identity(producer_id, epoch, timeout_ms))
 
     def create(self, *, timeout: Limit) -> bool:
-        """Register the id if its coordinator does not know it yet; returns whether it did (rule F5). Aborts nothing.
+        """Register the id if its coordinator does not know it yet; returns whether it did. See `TakeOverProducer.created`.
+
+        On brokers other than Apache's the caller must make sure that nobody else registers the id (rule NG).
 
         Raises: as `init_transactions`.
         """

@@ -13,7 +13,7 @@ from dualwrite.kafka.base import GroupMetadata, InitProducerIdResult, NewProduce
 from dualwrite.kafka.client.broker_connection import Connection, ConnectionLostError
 from dualwrite.kafka.client.brokers import GROUP, CoordinatorUnavailableError, Network
 from dualwrite.kafka.client.config import KafkaConfig
-from dualwrite.kafka.client.coordinator import WireTransactionCoordinator
+from dualwrite.kafka.client.coordinator import NO_SUCH_PRODUCER, WireTransactionCoordinator
 from dualwrite.kafka.client.kafka_errors import ErrorCode
 from dualwrite.kafka.client.messages_generated import MetadataRequest, TxnOffsetCommitRequest
 from dualwrite.kafka.client.retries import repeated
@@ -23,6 +23,7 @@ from dualwrite.state import ConsumedOffset, PreparedTxnState, TransactionStatus
 
 _PAUSE: Final = 0.01
 _OFFSETS_PAUSE: Final = 0.005
+_NOT_CREATED: Final = (ErrorCode.PRODUCER_FENCED, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.NETWORK_EXCEPTION)
 _Topic: TypeAlias = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
 _BY_NAME: Final = 5
 _BY_TOPIC_ID: Final = 6
@@ -79,7 +80,7 @@ class Registrar:
         return Identity(response.producer_id, response.epoch, self.wanted_timeout_ms(deadline), kept)
 
     def create(self, deadline: Deadline) -> Identity | None:
-        """None if the coordinator knows the id."""
+        """As `created`."""
         (answer,) = self._coordinator.create_all([self.creation(deadline)], timeout=deadline)
         return self.created(answer, deadline)
 
@@ -88,8 +89,8 @@ class Registrar:
         return NewProducerId(self._id, self._timeout_ms(deadline), self._two_phase)
 
     def created(self, response: InitProducerIdResult, deadline: Deadline) -> Identity | None:
-        """None if the coordinator knew the id."""
-        if response.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.CONCURRENT_TRANSACTIONS):
+        """None if the coordinator knew the id, or has not answered."""
+        if response.code in _NOT_CREATED:
             return None
         self._check_proven(response)
         return Identity(response.producer_id, response.epoch, self.wanted_timeout_ms(deadline))
@@ -98,6 +99,15 @@ class Registrar:
         return NO_TIMEOUT_MS if self._two_phase else self._timeout_ms(deadline)
 
     def _check_proven(self, response: InitProducerIdResult) -> None:
+        if response.code in NO_SUCH_PRODUCER:
+            raise BrokerError(
+                f"Kafka refuses to register the transactional id: InitProducerId returned {response.name}.",
+                transactional_id=self._id,
+                cause="the broker implements transactions in another way than Apache Kafka",
+                next_step="set producer='librdkafka' (environment: DUALWRITE_PRODUCER), and report this with the broker's name",
+                code=response.code,
+                name=response.name,
+            )
         if not response.proven:
             raise failure(response.code, "InitProducerId", self._id, otherwise=BrokerError)
 
