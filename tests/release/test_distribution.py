@@ -1,4 +1,4 @@
-"""The migrations inside the wheel: built, installed apart from the checkout, and run by the installed command."""
+"""What is uploaded: the wheel, built and installed apart from the checkout, its files, metadata and migrations."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from dataclasses import dataclass
+from importlib.metadata import files, version
 from pathlib import Path
 
+import bill_of_materials
 import pytest
+import release_check
 import sqlalchemy
+import wheels
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 
 pytestmark = pytest.mark.slow
@@ -55,7 +61,8 @@ def built(folder: Path, **variables: str) -> Path:
     source = folder / "source"
     source.mkdir()
     # a copy: others may be building as well
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "src", "migrations"):
+    alone = ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "NOTICE")
+    for name in (*alone, "licenses", "tools", "src", "migrations"):
         path = ROOT / name
         copy = source / name
         shutil.copytree(path, copy, ignore=shutil.ignore_patterns("__pycache__")) if path.is_dir() else shutil.copy(path, copy)
@@ -79,11 +86,69 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     return made
 
 
-def test_the_wheel_contains_all_migrations(installed: Installation) -> None:
+def test_the_wheel_has_the_tracked_files_of_the_packages_and_nothing_else(installed: Installation) -> None:
+    assert list(release_check.wrong_in_wheel(installed.wheel, ROOT)) == []
     names = set(zipfile.ZipFile(installed.wheel).namelist())
-    scripts = {f"dualwrite/_migrations/versions/{path.name}" for path in (ROOT / "migrations/versions").glob("*.py")}
-    assert scripts | {"dualwrite/_migrations/env.py", "dualwrite/py.typed", "dualwrite_alembic/__init__.py"} <= names
-    assert not {name for name in names if name.startswith(("tests", "migrations", "benchmarks", "examples"))}
+    assert {"dualwrite/py.typed", "dualwrite/_migrations/versions/0001_tables.py", "dualwrite_alembic/__init__.py"} <= names
+
+
+def test_a_file_too_many_and_one_that_is_missing_are_named(installed: Installation, tmp_path: Path) -> None:
+    wheel = tmp_path / installed.wheel.name
+    with zipfile.ZipFile(installed.wheel) as before, zipfile.ZipFile(wheel, "w") as after:
+        for name in before.namelist():
+            if name not in {"dualwrite/py.typed", "dualwrite-0.1.0.dist-info/licenses/NOTICE"}:
+                after.writestr(name, before.read(name))
+        after.writestr("tests/conftest.py", "")
+        after.writestr("dualwrite/console/static/vendor/new.min.js", "")
+    assert list(release_check.wrong_in_wheel(wheel, ROOT)) == [
+        "the wheel has dualwrite/console/static/vendor/new.min.js, which is not in the repository",
+        "the wheel has tests/conftest.py, which is not in the repository",
+        "the wheel lacks dualwrite/py.typed",
+    ]
+    assert list(release_check.wrong_in_metadata(wheel)) == [
+        "the wheel lacks NOTICE",
+        "the bill of materials lacks dualwrite/console/static/vendor/new.min.js",
+    ]
+
+
+def test_metadata_licences_and_bill_of_materials_agree(installed: Installation) -> None:
+    assert list(release_check.wrong_in_metadata(installed.wheel)) == []
+
+
+def test_the_bill_names_the_version_of_kafka_python_that_the_messages_are_from() -> None:
+    assert bill_of_materials.MESSAGES.version == version("kafka-python")
+
+
+def test_the_licence_of_mypycs_runtime_is_that_of_the_pinned_mypy() -> None:
+    (licence,) = (file for file in files("mypy") or () if file.match("licenses/LICENSE"))
+    assert (ROOT / "licenses/mypyc-runtime.LICENSE").read_text() == licence.read_text()
+
+
+def test_each_extra_has_commands_that_show_what_it_is_for() -> None:
+    assert set(release_check.EXTRAS) == {"", *PROJECT["optional-dependencies"]}
+
+
+def test_the_extra_all_names_all_others() -> None:
+    extras = PROJECT["optional-dependencies"]
+    (everything,) = extras["all"]
+    assert set(everything.removeprefix("dualwrite[").removesuffix("]").split(",")) == set(extras) - {"all"}
+
+
+def test_compiled_wheels_are_for_the_versions_of_python_that_the_metadata_names() -> None:
+    assert wheels.versions() == ["3.11", "3.12", "3.13", "3.14"]
+
+
+@pytest.mark.soak
+def test_the_checks_of_a_release_pass(tmp_path: Path) -> None:
+    """As CONTRIBUTING says, with the tools in an environment of their own."""
+    tools = tmp_path / "tools"
+    python = tools / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", str(tools)], check=True)
+    for arguments in (["--upgrade", "pip"], ["--group", "release"]):
+        subprocess.run([python, *PIP[1:], "install", "-c", "constraints.txt", *arguments], cwd=ROOT, check=True)
+    done = subprocess.run([python, "tools/release_check.py"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 1 + len(release_check.EXTRAS)
 
 
 def index_page(wheel: Path) -> str:
@@ -104,7 +169,8 @@ def test_the_page_of_a_package_index_has_no_link_that_leads_nowhere(installed: I
 @pytest.mark.soak
 def test_the_page_of_a_package_index_leads_to_the_repository(tmp_path: Path) -> None:
     page = index_page(built(tmp_path, DUALWRITE_REPOSITORY_URL="https://repository.invalid/"))
-    assert "Project-URL: Repository, https://repository.invalid\n" in page
+    assert "Project-URL: Source, https://repository.invalid\n" in page
+    assert "Project-URL: Changelog, https://repository.invalid/blob/HEAD/CHANGELOG.md\n" in page
     assert "A [pool](https://repository.invalid/blob/HEAD/docs/guides/pool.md) serves all threads" in page
     assert not re.findall(r"\]\((?!https?:).*?\)", page)
 
