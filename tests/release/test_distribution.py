@@ -11,6 +11,7 @@ import tomllib
 import zipfile
 from dataclasses import dataclass
 from importlib.metadata import files, version
+from itertools import chain
 from pathlib import Path
 
 import bill_of_materials
@@ -178,3 +179,18 @@ def test_the_page_of_a_package_index_leads_to_the_repository(tmp_path: Path) -> 
 def test_migrations_run_from_the_installed_package(installed: Installation) -> None:
     program = "import dualwrite, dualwrite_alembic; from dualwrite import migration; print(migration.scripts_folder())"
     assert installed.run("python", "-c", program).strip() == str(installed.packages / "dualwrite" / "_migrations")
+
+
+def test_the_support_matrix_has_the_versions_of_the_metadata_and_of_ci() -> None:
+    page = (ROOT / "docs/versions.md").read_text()
+    pinned = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    extras = chain.from_iterable(PROJECT["optional-dependencies"].values())
+    lowest = dict(re.findall(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", " ".join([*PROJECT["dependencies"], *extras])))
+    rows = re.findall(r"^\| ([\w-]+) \| (.+) \| CI: (\S+?)\.?(?: Lowest: (\S+))? \|$", page, re.MULTILINE)
+    assert len(rows) >= 9
+    for name, supported, in_ci, at_least in rows:
+        package = name.lower()
+        if package in pinned:
+            assert in_ci == pinned[package], name
+            assert supported.startswith(lowest[package]), name
+            assert not at_least or at_least.startswith(lowest[package]), name
