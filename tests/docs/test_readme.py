@@ -43,7 +43,7 @@ def test_every_mark_in_readme_is_read() -> None:
 def test_the_two_set_up_commands_are_as_expected() -> None:
     commands = [block.text for block in pages.blocks(README) if block.language == "sh"]
     assert 'pip install ".[demo]" && dualwrite demo\n' in commands
-    assert 'pip install -e ".[test]" && pytest\n' in commands
+    assert 'pip install --upgrade pip && pip install -e ".[all]" --group test && pytest\n' in commands
 
 
 def test_each_set_up_installs_what_its_next_lines_need() -> None:

