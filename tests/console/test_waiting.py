@@ -36,6 +36,10 @@ def test_a_chart_has_a_break_where_nothing_is_known_or_was_read() -> None:
     assert (unknown.peak, unknown.lines[0].path) == (None, "")
 
 
+def nothing_waits(history: History) -> bool:
+    return {tile.level for tile in history.shown() if tile.tile.tab != "rates"} == {"none"}
+
+
 def test_the_history_is_bounded_and_a_gap_is_not_0(observed: Sections) -> None:
     history = History(observed, lambda: None)
     for _ in range(300):
@@ -44,7 +48,7 @@ def test_the_history_is_bounded_and_a_gap_is_not_0(observed: Sections) -> None:
     assert {tile.text for tile in history.shown()} == {"not known"}
     for read in (observed.ids, observed.journals, observed.letters, observed.jobs):
         read.begin_if_due()
-    until(lambda: all(tile.level == "none" for tile in history.shown() if tile.tile.tab != "rates"), "what waits is read")
+    until(lambda: nothing_waits(history), "what waits is read")
     assert [tile.tile.title for tile in history.shown()] == ["Ids in doubt", "Journals", "Dead letters", "Jobs", "Transactions"]
 
 

@@ -187,7 +187,7 @@ def committed(state_dir: Path) -> list[Any]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("number", "option"), product([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ["--departures=50000", "--pool"])
+    ("number", "option"), list(product([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ["--departures=50000", "--pool"]))
 )
 def test_ctrl_c_stops_workers_and_broker_and_reports_the_progress(state_dir: Path, number: signal.Signals, option: str) -> None:
     code = "import sys, dualwrite.cli as c; sys.exit(c.main())"

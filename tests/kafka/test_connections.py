@@ -21,7 +21,7 @@ from kafka.protocol.metadata import MetadataRequest
 import dualwrite
 from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster, Security
-from dualwrite.errors import UsageError
+from dualwrite.errors import UnsupportedBrokerError, UsageError
 from dualwrite.kafka.client import broker_connection
 from dualwrite.kafka.client.broker_connection import ConnectionLostError, open_socket
 from dualwrite.kafka.client.config import Address, KafkaConfig
@@ -271,8 +271,8 @@ def test_a_connection_whose_opening_fails_in_its_last_step_is_closed() -> None:
     with WireServer(versions={MetadataRequest: (99, 99)}) as server:
         opening = ConnectionAttempt(Address("127.0.0.1", server.port), KafkaConfig.of(server.bootstrap_servers))
         until(lambda: opening.wait(0.1))
-        assert isinstance(opening.error, ConnectionLostError)
-        assert "does not support MetadataRequest" in str(opening.error)
+        assert isinstance(opening.error, UnsupportedBrokerError)
+        assert "Metadata v99 to v99" in str(opening.error)
         assert not established(server.bootstrap_servers)
 
 

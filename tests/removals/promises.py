@@ -198,7 +198,7 @@ PROMISES: Final = (
     # --- TLS ------------------------------------------------------------------------------------------------------------------
     Removal(
         "ssl.ca.location replaces the system's authorities",
-        "kafka/client/config.py",
+        "kafka/client/tls.py",
         "    elif not text:\n        context.load_default_certs()",
         "    context.load_default_certs()",
         (
@@ -208,21 +208,21 @@ PROMISES: Final = (
     ),
     Removal(
         "certificates are looked up in the revocation list",
-        "kafka/client/config.py",
+        "kafka/client/tls.py",
         "context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF",
         "pass",
         ("kafka/test_strict_broker.py::test_a_certificate_that_was_revoked_is_not_trusted",),
     ),
     Removal(
         "the cipher suites of the settings are used",
-        "kafka/client/config.py",
+        "kafka/client/tls.py",
         'context.set_ciphers(str(given["ssl.cipher.suites"]))',
         "pass",
         ("unit/test_kafka_config.py::test_the_cipher_suites_are_those_of_the_setting",),
     ),
     Removal(
         "a TLS setting that Python lacks is refused",
-        "kafka/client/config.py",
+        "kafka/client/tls.py",
         "    if not lacking:\n",
         "    if lacking or not lacking:\n",
         ("kafka/test_strict_broker.py::test_an_unsupported_tls_setting_is_refused_before_the_id_is_claimed",),
@@ -822,9 +822,9 @@ PROMISES: Final = (
     ),
     Removal(
         "librdkafka logs through logging",
-        "kafka/librdkafka/librdkafka_errors.py",
-        'return {"logger": OwnLines(**fields), **settings}',
-        "return dict(settings)",
+        "kafka/librdkafka/client_settings.py",
+        'made = {"logger": OwnLines(**fields), **settings}',
+        "made = dict(settings)",
         ("unit/test_logs.py::test_the_lines_of_an_admin_client_go_through_logging",),
     ),
     Removal(

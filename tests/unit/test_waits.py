@@ -21,7 +21,7 @@ READS = {
 }
 """Calls that read topics, groups' offsets, or databases; a function that calls them reads records, too, for its file."""
 
-READS_NO_RECORDS = {"is_drained", "is_locked", "_says"}
+READS_NO_RECORDS = {"is_drained", "is_locked", "nothing_waits", "_says"}
 """Functions that call one of these for something else."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
