@@ -172,7 +172,7 @@ class Judge:
             in_unit: dict[tuple[int, int], int] = {}
             for effect in effects:
                 operation, key = history.owner[effect], history.key[effect]
-                if history.outcome[operation] == FAIL or history.replaced[effect]:
+                if not self._is_kept(effect):
                     continue
                 before = latest.setdefault(key, operation)
                 if history.ended[operation] < history.invoked[before]:
@@ -201,10 +201,14 @@ class Judge:
                         self._report("reordered", [operation, other], "{}, the effect, is before its cause, {}", [b], [a])
                         break
 
+    def _is_kept(self, effect: int) -> bool:
+        """Whether it was not rolled back, as far as its client knows."""
+        return self._history.outcome[self._history.owner[effect]] != FAIL and not self._history.replaced[effect]
+
     def _in_one_partition(self, first: int, second: int) -> Iterator[tuple[int, int]]:
         history = self._history
-        for a in history.effects(first):
-            for b in history.effects(second):
+        for a in filter(self._is_kept, history.effects(first)):
+            for b in filter(self._is_kept, history.effects(second)):
                 if history.topic[a] == history.topic[b] != ROW and history.partition[a] == history.partition[b] >= 0:
                     yield a, b
 

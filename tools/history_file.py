@@ -100,8 +100,8 @@ class History:
     def _read(self, path: Path, skipped: tuple[str, ...], take: Callable[[Any, int], None]) -> None:
         line_number = 0
         try:
-            for line_number, line in _lines(path, skipped):
-                take(line, line_number)
+            for line_number, text in _lines(path, skipped):
+                take(json.loads(text), line_number)
         except HistoryError as error:
             raise HistoryError(f"{path}:{line_number}: {error}") from error
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
@@ -288,14 +288,15 @@ class History:
                     self.halves.append((effect, other))
 
 
-def _lines(path: Path, skipped: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
-    """The lines of a file with their numbers, but for those that begin with something skipped.
+def _lines(path: Path, skipped: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers, but for those that begin with something skipped, and an incomplete last one.
 
     Raises:
-        HistoryError: A line is not JSON, other than an incomplete last one; or the first is no header.
+        HistoryError: The first one is no header, or one is behind the end.
     """
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as raw:
-        file, has_ended = io.TextIOWrapper(raw, encoding="utf-8", newline="\n"), False
+    raw = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115  (closed by the next line)
+    with raw, io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as file:
+        has_ended = False
         for number, text in enumerate(file, 1):
             if has_ended:
                 raise HistoryError("there are lines after the file's end")
@@ -305,4 +306,4 @@ def _lines(path: Path, skipped: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
                 raise HistoryError("the first line is no header")
             has_ended = text.startswith('["end"')
             if not text.startswith(skipped):
-                yield number, json.loads(text)
+                yield number, text
