@@ -175,7 +175,7 @@ class Judge:
                 if not self._is_kept(effect):
                     continue
                 before = latest.setdefault(key, operation)
-                if history.ended[operation] < history.invoked[before]:
+                if history.outcome[operation] == OK and history.ended[operation] < history.invoked[before]:
                     self._report("reordered", [operation, before], "{} is behind a later operation's of its key", [effect])
                 elif history.invoked[operation] > history.invoked[before]:
                     latest[key] = operation

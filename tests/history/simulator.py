@@ -55,15 +55,20 @@ class Simulation:
     replaced: dict[str, Unit] = field(default_factory=dict)
     consumed: dict[tuple[str, int], int] = field(default_factory=dict)
     open: dict[int, Unit] = field(default_factory=dict)
+    late: list[Unit] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.logs = {(TOPIC, partition): [] for partition in range(PARTITIONS)} | {(INPUT, 0): []}
         for _ in range(self.steps):
             self.now += self.chance.randint(1, 5)
-            self.chance.choice([self._client, self._client, self._client, self._feed, self._consume, self._read])()
+            self.chance.choice(
+                [self._client, self._client, self._client, self._feed, self._consume, self._read, self._recover]
+            )()
         for unit in [*self.open.values()]:
             if self.chance.random() < 0.5:  # the others never end
                 self._end(unit)
+        while self.late:
+            self._recover()
         self.now += 10
 
     def write(self, folder: Path) -> list[Path]:
@@ -128,11 +133,19 @@ class Simulation:
     def _end(self, unit: Unit) -> None:
         unit.outcome = self.chance.choice(["o", "o", "f", "u", ""])
         if unit.outcome == "o" or (unit.outcome != "f" and self.chance.random() < 0.5):
-            self._commit(unit)
+            if unit.outcome == "o" or unit.move or self.chance.random() < 0.5:
+                self._commit(unit)
+            else:
+                self.late.append(unit)
         if unit.outcome:  # otherwise its process was killed
             unit.ended = self.now = self.now + 1
             self.lines.append([unit.outcome, unit.number, self.now, *(["Error"] if unit.outcome != "o" else [])])
         del self.open[unit.client]
+
+    def _recover(self) -> None:
+        """What is in doubt is committed."""
+        if self.late:
+            self._commit(self.late.pop(self.chance.randrange(len(self.late))))
 
     def _commit(self, unit: Unit) -> None:
         unit.is_committed = True

@@ -138,7 +138,8 @@ def reorder(simulation: Simulation) -> None:
         for first, (_, key, value) in enumerate(log)
         for second in range(first + 1, len(log))
         if key == log[second][1] and value in of_unit and log[second][2] in of_unit
-        if of_unit[value] is of_unit[log[second][2]] or (of_unit[value].ended or 9e9) < of_unit[log[second][2]].began
+        if of_unit[value] is of_unit[log[second][2]]
+        or (of_unit[value].outcome == "o" and (of_unit[value].ended or 0) < of_unit[log[second][2]].began)
     ]
     assume(pairs)
     log, first, second = simulation.chance.choice(pairs)
