@@ -202,8 +202,9 @@ class Judge:
                         break
 
     def _is_kept(self, effect: int) -> bool:
-        """Whether it was not rolled back, as far as its client knows."""
-        return self._history.outcome[self._history.owner[effect]] != FAIL and not self._history.replaced[effect]
+        """Whether it has one place: it was not rolled back, as far as its client knows, and is not there twice."""
+        history = self._history
+        return history.outcome[history.owner[effect]] != FAIL and not history.replaced[effect] and effect not in history.doubled
 
     def _in_one_partition(self, first: int, second: int) -> Iterator[tuple[int, int]]:
         history = self._history

@@ -112,21 +112,29 @@ class Recorder:
         """The client does not know the outcome."""
         self._write(["u", number, self.now(), type(error).__name__])
 
-    @contextmanager
-    def operation(self, client: Value, *content: Any, fails: Callable[[BaseException], bool], **more: Any) -> Iterator[int]:
-        """An operation that is the block: ok at its end; after an exception failed, or unknown.
+    def end(self, number: int, error: BaseException | None, *, fails: Callable[[BaseException], bool]) -> None:
+        """The call of an operation has returned, or raised.
 
         Args:
-            client: As for `invoke`.
-            *content: As for `invoke`.
+            number: The operation.
+            error: What it has raised.
             fails: Whether an exception says that nothing is committed.
-            **more: As for `invoke`.
         """
+        if error is None:
+            self.ok(number)
+        elif fails(error):
+            self.fail(number, error)
+        else:
+            self.unknown(number, error)
+
+    @contextmanager
+    def operation(self, client: Value, *content: Any, fails: Callable[[BaseException], bool], **more: Any) -> Iterator[int]:
+        """An operation that is the block; the arguments are those of `invoke` and `end`."""
         number = self.invoke(client, *content, **more)
         try:
             yield number
         except BaseException as error:
-            (self.fail if fails(error) else self.unknown)(number, error)
+            self.end(number, error, fails=fails)
             raise
         self.ok(number)
 

@@ -12,7 +12,8 @@ import check_history
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from simulator import INPUT, PARTITIONS, TOPIC, Simulation, Unit
+
+from history.simulator import INPUT, PARTITIONS, TOPIC, Simulation, Unit
 
 EXAMPLES = 20
 """Histories for each test."""
