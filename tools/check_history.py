@@ -194,6 +194,8 @@ class Judge:
                     self._report("phantom", [operation], f"no operation has written the row {value!r}, which a unit has read")
                     continue
                 other = history.owner[cause]
+                if other == operation:
+                    continue
                 if history.outcome[other] == FAIL or history.replaced[cause]:
                     self._report("aborted read", [operation, other], "a unit has read {}, which was rolled back", [cause])
                 for a, b in self._in_one_partition(other, operation):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from pathlib import Path
@@ -21,10 +22,14 @@ from pool.soak_worker import PER_CALLER
 pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("producer")]
 
 CALLERS = 64
+UNITS = int(os.environ.get("DUALWRITE_TEST_UNITS", "1_000_000"))
+AT_MOST = 10_000
+"""Units between two faults."""
 
 
 # the number is also the seed: with the small one, a broker is killed, and then the process
-@pytest.mark.parametrize("units", [1_220, 1_000_000])
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("units", [1_220, UNITS])
 def test_processes_and_brokers_are_killed_at_random(
     databases: Databases, three_brokers: DevCluster, units: int, history: Path
 ) -> None:
@@ -40,7 +45,7 @@ def test_processes_and_brokers_are_killed_at_random(
             process = Worker([*where, str(first), str(CALLERS), str(history)], module="pool.soak_worker")
             runs.append(run := Run(process))
             for _ in range(chance.randint(1, 3)):
-                run.wait_for_more(chance.randint(1, min(units // 6, 50_000)))
+                run.wait_for_more(chance.randint(1, min(units // 6, AT_MOST)))
                 if chance.random() < 0.5:
                     node = chance.choice((1, 2, 3))
                     recorder.fault("a broker killed", str(node))
