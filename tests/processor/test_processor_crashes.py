@@ -20,7 +20,6 @@ import dualwrite
 from crash.cases import WRITER_POINTS
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
-from dualwrite.testing.topics import read_committed
 from fixtures.broker import make_topic, read_topic, started, wait_for_markers
 from fixtures.fork_server import ForkedProcess
 from fixtures.histories import judge
@@ -85,13 +84,9 @@ class Crashing(ProcessorScene):
         assert self.recorder is not None
         assert self._history is not None
         self.recorder.final_rows(self.events.numbers(self.group))
-        for topic in (self.source, self.target):
-            found = read_committed(self.servers, topic, timeout=LIMIT)
-            self.recorder.final_topic(topic, [(each.partition, each.offset, each.key, each.value) for each in found])
         for partition in range(PARTITIONS):
             self.recorder.final_position(self.group, self.source, partition, positions.get(partition, 0))
-        self.recorder.close()
-        judge(self._history)
+        judge(self.recorder, self._history, self.servers, self.source, self.target)
 
     def start(self, name: str = "1", failpoints: str = "", batch: int = BATCH, *more: str) -> ForkedProcess:
         arguments = [self.url, self.servers, self.group, self.source, self.target, f"{self.prefix}.{name}", str(batch), *more]
@@ -356,7 +351,7 @@ def test_random_kills_and_pauses_of_processors_and_broker(
             process.send_signal(signal.SIGTERM)
         assert {ended(process) for process in processes} <= STOPPED
         dualwrite.recover(scene.url, kafka=scene.servers, prefix=scene.prefix)
-        scene.judge(scene.shown(protocol) if AT_KAFKA in more else stored_positions(scene))
+        scene.judge(scene.shown() if AT_KAFKA in more else stored_positions(scene))
 
 
 def stored_positions(scene: Crashing) -> dict[int, int]:
