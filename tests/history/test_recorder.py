@@ -17,7 +17,6 @@ import pytest
 from history_file import HistoryError
 from history_recorder import Recorder
 
-from fixtures.pace import limit
 from fixtures.tables import table
 
 TOOLS = Path(history_recorder.__file__).parent
@@ -126,12 +125,12 @@ def test_what_a_killed_process_has_written_is_there(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    for _ in range(50):
-        process.stdout.readline()
-    process.send_signal(signal.SIGKILL)
-    rest = process.communicate(timeout=limit(30))[0].split()
-    done = 50 + len(rest)
+    with process:
+        assert process.stdout is not None
+        for _ in range(50):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        done = 50 + len(process.stdout.readlines())
     read_both(Recorder(tmp_path, "reader"), list(range(1, done + 1)))
     found = check(tmp_path)
     assert counts(found) == {}
