@@ -17,6 +17,7 @@ pytest_plugins = [
     "fixtures.database",
     "fixtures.spark",
     "fixtures.kfake_broker",
+    "fixtures.histories",
     "crash.databases",
 ]
 

@@ -267,6 +267,7 @@ def run_program(text: str, folder: Path, *, name: str, environment: Mapping[str,
         AssertionError: It failed.
     """
     environ = {key: value for key, value in os.environ.items() if not key.startswith("DUALWRITE_") and key not in NOT_OURS}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "tools"), environ.get("PYTHONPATH")]))
     environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}"
     environ |= environment or {}
     program, listed = folder / ".program.py", folder / ".steps.json"

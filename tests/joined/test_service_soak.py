@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import random
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx2
 import pytest
 import sqlalchemy as sa
+from history_recorder import Recorder
 
 import dualwrite
 from crash.scene import Scene
+from dualwrite.devcluster import DevCluster
 from dualwrite.testing.server_process import free_port
-from dualwrite.testing.topics import read_committed
+from fixtures.histories import judge
 from fixtures.pace import LIMIT, limit, until
-
-log = logging.getLogger(__name__)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SECONDS = float(os.environ.get("DUALWRITE_TEST_SECONDS", "180"))
@@ -67,47 +65,51 @@ class Service:
             self.kill()
 
 
-class Load:
-    """Sends orders at a steady rate, and notes what it is told of each."""
+class RefusedError(Exception):
+    """An answer that says that nothing is committed."""
 
-    def __init__(self, base: str) -> None:
-        self._base = base
-        self.answers: Counter[str] = Counter()
-        self.taken: set[str] = set()
-        self.refused: set[str] = set()
+
+class InDoubtError(Exception):
+    """An answer that says that nobody knows."""
+
+
+class Load:
+    """Sends orders at a steady rate, and records what it is told of each."""
+
+    def __init__(self, base: str, topic: str, recorder: Recorder) -> None:
+        self._base, self._topic, self._recorder = base, topic, recorder
 
     async def run(self, seconds: float) -> None:
         numbers, begun = iter(range(1_000_000)), time.monotonic()
 
-        async def caller(client: httpx2.AsyncClient) -> None:
+        async def caller(client: httpx2.AsyncClient, place: int) -> None:
             while time.monotonic() - begun < seconds:
                 number = next(numbers)
                 await asyncio.sleep(max(0.0, begun + number / PER_SECOND - time.monotonic()))
-                await self._order(client, f"{number:06}")
+                name, may_fail = f"{number:06}", lambda error: isinstance(error, RefusedError | httpx2.ConnectError)
+                with (
+                    suppress(httpx2.HTTPError, RefusedError, InDoubtError),
+                    self._recorder.operation(place, [name], {self._topic: [(name, name)]}, fails=may_fail),
+                ):
+                    await self._order(client, name)
 
         async with httpx2.AsyncClient(base_url=self._base, timeout=LIMIT) as client, asyncio.TaskGroup() as callers:
-            for _ in range(CALLERS):
-                callers.create_task(caller(client))
+            for place in range(CALLERS):
+                callers.create_task(caller(client, place))
 
     async def _order(self, client: httpx2.AsyncClient, name: str) -> None:
-        try:
-            answer = await client.post("/orders", json={"id": name, "item": name, "quantity": 1})
-        except httpx2.HTTPError as error:
-            self.answers[type(error).__name__] += 1
-            return
-        self.answers[str(answer.status_code)] += 1
-        if answer.status_code == 201:
-            self.taken.add(name)
-        elif not answer.json().get("in_doubt", True):
-            self.refused.add(name)
+        answer = await client.post("/orders", json={"id": name, "item": name, "quantity": 1})
+        if answer.status_code != 201:
+            raise InDoubtError if answer.json().get("in_doubt", True) else RefusedError
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS * 4 + 600)
 @pytest.mark.parametrize("database", ["postgresql"])
-def test_a_service_under_load_that_is_killed(scene: Scene) -> None:
+def test_a_service_under_load_that_is_killed(scene: Scene, broker: DevCluster, history: Path) -> None:
     service, chance = Service(scene), random.Random(20261129)
-    load = Load(f"http://127.0.0.1:{service.port}")
+    recorder = Recorder(history, "test", versions={"kafka": broker.status().kafka_version})
+    load = Load(f"http://127.0.0.1:{service.port}", scene.topic, recorder)
     kills = 0
 
     def is_up() -> bool:
@@ -123,6 +125,7 @@ def test_a_service_under_load_that_is_killed(scene: Scene) -> None:
             await asyncio.wait([task], timeout=limit(2.0) + chance.random() * limit(4.0))
             if task.done():
                 break
+            recorder.fault("a process killed")
             await asyncio.to_thread(service.kill)
             kills += 1
             service.start()
@@ -133,15 +136,7 @@ def test_a_service_under_load_that_is_killed(scene: Scene) -> None:
         asyncio.run(work())
     report = dualwrite.recover(scene.events.database, kafka=scene.settings, prefix="shop.")
     assert not report.failed
-    engine = sa.create_engine(scene.url)
-    with closing(engine.raw_connection()) as connection:
-        cursor = connection.cursor()
-        cursor.execute("SELECT id FROM orders")
-        rows = Counter(found[0] for found in cursor.fetchall())
-    engine.dispose()
-    messages = Counter(json.loads(each.value or b"")["id"] for each in read_committed(scene.bootstrap, scene.topic))
-    log.info("%d kills; %d orders in %g s; answers: %s", kills, len(rows), SECONDS, dict(load.answers))
-    assert rows == messages
-    assert load.taken <= rows.keys(), "told, but missing"
-    assert not load.refused & rows.keys(), "refused, but there"
+    with scene.engine.connect() as connection:
+        recorder.final_rows(connection.scalars(sa.text("SELECT id FROM orders")))
+    judge(recorder, history, scene.settings, scene.topic, value_of=lambda value: json.loads(value)["id"])
     assert kills > SECONDS / limit(6.0) / 2

@@ -1,8 +1,10 @@
-"""The process that the soak run of hot keys kills: threads that count keys up, and send each number, through a journaled pool.
+"""The process that the soak run of hot keys kills: threads that write numbers, each with a key and seeing the key's last one.
 
-python -m journaled.hot_key_worker URL BOOTSTRAP PREFIX TOPIC THREADS   until a line comes from standard input, or it is killed
+python -m journaled.hot_key_worker URL BOOTSTRAP PREFIX TOPIC THREADS FIRST HISTORY
+    until a line comes from standard input, or it is killed
 
-It prints `open`, and `units N` when it ends.
+Its numbers begin with FIRST; each attempt of a unit has another one. It records its calls in the folder HISTORY, and prints
+`open`, and `units N` when it ends.
 """
 
 from __future__ import annotations
@@ -11,36 +13,43 @@ import os
 import random
 import sys
 import threading
+from itertools import count
 from typing import Any
 
 import sqlalchemy as sa
+from history_recorder import Recorder
 
+from crash.events import write_event
 from crash.worker import say, settings
 from dualwrite import Transaction, WriterPool
+from fixtures.histories import fails
 from journal.chain_worker import opened
 
 KEYS = 10
-COUNT = "UPDATE hot_keys SET number = number + 1 WHERE topic = :topic AND hot_key = :key"
-READ = "SELECT number FROM hot_keys WHERE topic = :topic AND hot_key = :key"
-
-
-def count(tx: Transaction[sa.Connection], topic: str) -> None:
-    """Count a key up, and send its number."""
-    where = {"topic": topic, "key": random.randrange(KEYS)}
-    tx.db.execute(sa.text(COUNT), where)
-    tx.send(topic, str(tx.db.scalar(sa.text(READ), where)), key=str(where["key"]))
+READ = "SELECT last FROM hot_keys WHERE topic = :topic AND hot_key = :key FOR UPDATE"
+WRITE = "UPDATE hot_keys SET number = number + 1, last = :last WHERE topic = :topic AND hot_key = :key"
 
 
 def main() -> None:
-    url, bootstrap, prefix, topic, threads = sys.argv[1:6]
+    url, bootstrap, prefix, topic, threads, first, history = sys.argv[1:8]
     os.environ |= {"ACKNOWLEDGE": "journaled", "SIZE": threads}
     stopping, done = threading.Event(), [0] * int(threads)
+    recorder, numbers = Recorder(history, "hot-keys"), count(int(first))
+
+    def unit(tx: Transaction[sa.Connection], operation: int) -> None:
+        number, where = next(numbers), {"topic": topic, "key": random.randrange(KEYS)}
+        last, key = tx.db.scalar(sa.text(READ), where), str(where["key"])
+        recorder.wrote(operation, [number], {topic: [(key, str(number))]}, seen=[last] if last else [])
+        write_event(url, tx.db, prefix, number)
+        tx.db.execute(sa.text(WRITE), {**where, "last": number})
+        tx.send(topic, str(number), key=key)
 
     def write(pool: WriterPool[Any], number: int) -> None:
         while not stopping.is_set():
             try:
-                pool.run(count, topic)
-            except Exception as error:  # noqa: BLE001  (counted by the test through what both sides have)
+                with recorder.operation(number, fails=fails) as operation:
+                    pool.run(unit, operation)
+            except Exception as error:  # noqa: BLE001  (the history has it)
                 say("error", type(error).__name__, str(error)[:300].replace("\n", " "))
             else:
                 done[number] += 1
@@ -54,6 +63,7 @@ def main() -> None:
         stopping.set()
         for thread in writers:
             thread.join()
+    recorder.close()
     say("units", sum(done))
 
 

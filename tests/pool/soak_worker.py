@@ -1,10 +1,9 @@
 """The process that the pool's soak test kills: callers with a key each, which write until they are stopped.
 
-python -m pool.soak_worker URL BOOTSTRAP PREFIX TOPIC FIRST CALLERS
+python -m pool.soak_worker URL BOOTSTRAP PREFIX TOPIC FIRST CALLERS HISTORY
 
 Caller K writes FIRST + K * PER_CALLER, and so on, a few units at once with its key. It prints `told N …` when it knows that
-these are committed, and `error N NAME` for one that is not, or may not be. The number of writers changes at
-random all the time.
+these are committed, and records its calls in the folder HISTORY. The number of writers changes at random all the time.
 """
 
 import sys
@@ -12,11 +11,13 @@ import threading
 from typing import Final
 
 import pytest
+from history_recorder import Recorder
 
 import dualwrite
 from crash.events import write_event
 from crash.worker import say, settings, timeouts
 from dualwrite import Transaction
+from fixtures.histories import fails
 from fixtures.pace import LIMIT
 from pool.restless import MOST, make_restless
 
@@ -27,6 +28,7 @@ AT_ONCE: Final = 5
 def main() -> None:
     url, bootstrap, prefix, topic = sys.argv[1:5]
     first, callers = map(int, sys.argv[5:7])
+    recorder = Recorder(sys.argv[7], "pool")
 
     def unit(tx: Transaction, number: int, caller: int) -> None:
         write_event(url, tx.db, prefix, number)
@@ -36,14 +38,17 @@ def main() -> None:
         with_key = pool.with_options(key=caller)
         begin = first + caller * PER_CALLER
         for number in range(begin, begin + PER_CALLER, AT_ONCE):
-            futures = {n: with_key.submit(unit, n, caller) for n in range(number, number + AT_ONCE)}
-            errors = {n: future.exception() for n, future in futures.items()}
-            told = [n for n, error in errors.items() if error is None]
+            begun = []
+            for n in range(number, number + AT_ONCE):
+                operation = recorder.invoke(caller, [n], {topic: [(str(caller), str(n))]})
+                begun.append((n, operation, with_key.submit(unit, n, caller)))
+            told = []
+            for n, operation, future in begun:
+                recorder.end(operation, error := future.exception(), fails=fails)
+                if error is None:
+                    told.append(n)
             if told:
                 say("told", *told)
-            for n, error in errors.items():
-                if error is not None:
-                    say("error", n, type(error).__name__)
 
     make_restless(pytest.MonkeyPatch())
     options = dualwrite.PoolOptions(timeout=LIMIT, max_size=MOST)
@@ -54,6 +59,7 @@ def main() -> None:
             thread.start()
         for thread in threads:
             thread.join()
+    recorder.close()
     say("closed")
 
 

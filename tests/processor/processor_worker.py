@@ -4,7 +4,8 @@ python -m processor.processor_worker URL BOOTSTRAP GROUP SOURCE TARGET ID BATCH 
 
 ID ends with `*` for a pool with this prefix, whose leases last a few seconds. NAME is a setting of the consumer, or one of the
 processor's options: `offsets`, `attempts`, `dead_letter_topic`; or `answers=no` for a processor that writes the
-database only; or `processors=N` for N processors that share the pool.
+database only; or `processors=N` for N processors that share the pool. With `history=FOLDER` it records what it processes, and
+adds `process=K` times PROCESS to each number, so that no other process writes the same.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+from history_recorder import Recorder
+
 import dualwrite
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from processor.ledger import ledger
 
 GENTLE = {"session.timeout.ms": "2000", "heartbeat.interval.ms": "300", "fetch.wait.max.ms": "10"}
 LEASE = 3.0
+PROCESS = 10_000_000
 
 
 def main() -> None:
@@ -40,13 +44,25 @@ def main() -> None:
         dead_letter_topic=settings.pop("dead_letter_topic", None),
     )
 
+    folder, process = settings.pop("history", None), int(settings.pop("process", 0))
+    recorder = Recorder(folder, "processor") if folder else None
+    operations: dict[int, int] = {}
+
     booking = ledger(url)
 
     def handle(message: Any, tx: dualwrite.Transaction[Any]) -> None:
-        number = int(message.value())
+        number = int(message.value()) + process * PROCESS
+        answer = str(number)
+        if recorder:
+            content = [number], {target: [(answer, answer)]} if answers else {}
+            moves = [(group, source, message.partition(), message.offset(), message.offset())]
+            if number in operations:
+                recorder.wrote(operations[number], *content, moves=moves)
+            else:
+                operations[number] = recorder.invoke(threading.get_ident(), *content, moves=moves)
         booking.write(tx.db, group, number)
         if answers:
-            tx.send(target, message.value(), key=message.value())
+            tx.send(target, answer, key=answer)
 
     with ExitStack() as opened:
         runner: Any

@@ -6,13 +6,15 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, nullcontext
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
-from processor_scene import ProcessorScene
+from history_recorder import Recorder
+from processor_scene import PARTITIONS, ProcessorScene
 
 import dualwrite
 from crash.cases import WRITER_POINTS
@@ -20,6 +22,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
 from fixtures.broker import make_topic, read_topic, started, wait_for_markers
 from fixtures.fork_server import ForkedProcess
+from fixtures.histories import judge
 from fixtures.kfake_broker import VERSIONS, Kfake
 from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import LIMIT, ended, until, until_received, until_recorded
@@ -28,6 +31,7 @@ from fixtures.tiers import thinned
 from fixtures.zookeeper_server import ZooKeeperServer
 from processor.conftest import BRISK
 from processor.ledger import ledger
+from processor.processor_worker import PROCESS
 
 pytestmark = pytest.mark.slow
 
@@ -42,28 +46,61 @@ BATCH = 5
 
 
 class Crashing(ProcessorScene):
-    """A scene with the processes on it."""
+    """A scene with the processes on it.
 
-    def __init__(self, url: str, broker: DevCluster, new_name: NewName) -> None:
+    Args:
+        url: The database.
+        broker: The cluster.
+        new_name: Makes names.
+        history: Where a history is recorded.
+    """
+
+    def __init__(self, url: str, broker: DevCluster, new_name: NewName, history: Path | None = None) -> None:
         super().__init__(ledger(url), broker, new_name)
         self.url, self.servers = url, broker.bootstrap_servers
-        self.produced = 0
+        self.produced = self._started = 0
+        self._history = history
+        self.recorder = (
+            None if history is None else Recorder(history, "test", versions={"kafka": broker.status().kafka_version})
+        )
         self._processes = ExitStack()
 
     def produce_more(self, count: int) -> None:
-        self.produce(range(self.produced, self.produced + count))
+        new = range(self.produced, self.produced + count)
+        sent = {self.source: [(None, str(number)) for number in new]}
+        with self.recorder.operation("source", (), sent, fails=lambda _: False) if self.recorder else nullcontext():
+            self.produce(new)
         self.produced += count
+
+    def numbers(self) -> list[int]:
+        """The numbers that are booked, whichever process has booked them."""
+        return sorted(number % PROCESS for number in self.events.numbers(self.group))
+
+    def answers(self) -> list[int]:
+        return sorted(number % PROCESS for number in super().answers())
+
+    def judge(self, positions: Mapping[int, int]) -> None:
+        """Read both sides, and have the history judged."""
+        assert self.recorder is not None
+        assert self._history is not None
+        self.recorder.final_rows(self.events.numbers(self.group))
+        for partition in range(PARTITIONS):
+            self.recorder.final_position(self.group, self.source, partition, positions.get(partition, 0))
+        judge(self.recorder, self._history, self.servers, self.source, self.target)
 
     def start(self, name: str = "1", failpoints: str = "", batch: int = BATCH, *more: str) -> ForkedProcess:
         arguments = [self.url, self.servers, self.group, self.source, self.target, f"{self.prefix}.{name}", str(batch), *more]
         if name == "*":
             arguments[5] = f"{self.prefix}*"
+        if self._history is not None:
+            arguments += [f"history={self._history}", f"process={self._started}"]
+        self._started += 1
         process = ForkedProcess("processor.processor_worker", arguments, failpoints=failpoints)
         self._processes.callback(_kill, process)
         return process
 
     def wait_for_all(self, seconds: float = LIMIT) -> None:
-        until_recorded(lambda: self.events.numbers(self.group), range(self.produced), seconds=seconds, pause=0.3)
+        until_recorded(self.numbers, range(self.produced), seconds=seconds, pause=0.3)
 
     def wait_for_answers(self) -> None:
         """Until as many are visible as there should be; so nothing is left that waits for recovery."""
@@ -262,7 +299,7 @@ def test_a_processor_paused_beyond_its_session_timeout(
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("database", DATABASES)
 def test_random_kills_and_pauses_of_processors_and_broker(
-    urls: Callable[[str], str], new_name: NewName, database: str, protocol: str, more: tuple[str, ...]
+    urls: Callable[[str], str], new_name: NewName, history: Path, database: str, protocol: str, more: tuple[str, ...]
 ) -> None:
     """Three processors of one group, random kills, pauses past the session, and kills of the broker, for a minute.
 
@@ -273,7 +310,7 @@ def test_random_kills_and_pauses_of_processors_and_broker(
     count = 1 if database == "rocksdb" else 3
     arguments = (*more, "processors=3") if database == "rocksdb" else more
     with started(config=BRISK) as cluster, ExitStack() as opened:
-        scene = Crashing(urls(database), cluster, new_name)
+        scene = Crashing(urls(database), cluster, new_name, history)
         opened.callback(scene.close)
         processes = [scene.start("*", "", BATCH, *arguments) for _ in range(count)]
         done = Counter[str]()
@@ -289,6 +326,8 @@ def test_random_kills_and_pauses_of_processors_and_broker(
             what = chance.choice(["kill", "kill", "pause", "stop", "broker"])
             check_that_nobody_has_ended()
             done[what] += 1
+            assert scene.recorder is not None
+            scene.recorder.fault(what, str(place))
             if what == "kill":
                 processes[place].kill()
                 assert ended(processes[place]) == -signal.SIGKILL
@@ -307,14 +346,20 @@ def test_random_kills_and_pauses_of_processors_and_broker(
         if database != "rocksdb":  # which can't be read while it is open
             scene.wait_for_all(3 * LIMIT)
         scene.wait_for_answers()  # those that live have recovered what the killed ones had prepared
-        if database != "rocksdb":
-            scene.check()
         check_that_nobody_has_ended()
         for process in processes:
             process.send_signal(signal.SIGTERM)
         assert {ended(process) for process in processes} <= STOPPED
         dualwrite.recover(scene.url, kafka=scene.servers, prefix=scene.prefix)
-        scene.check()
+        scene.judge(scene.shown() if AT_KAFKA in more else stored_positions(scene))
+
+
+def stored_positions(scene: Crashing) -> dict[int, int]:
+    """The group's positions in the database."""
+    with dualwrite.store_from_url(scene.url) as store:
+        assert store.positions is not None
+        found = store.positions.read(scene.group)
+    return {partition: position.offset for (_, partition), position in found.items()}
 
 
 def _is_stopped(process: ForkedProcess) -> bool:

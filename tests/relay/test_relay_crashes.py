@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import pytest
-from relay_scene import RelayScene, running
+from history_recorder import Recorder
+from relay_scene import RelayScene, key_of, running
 
 from crash.cases import WRITER_POINTS
 from dualwrite.devcluster import DevCluster
@@ -21,6 +22,7 @@ from dualwrite.observability.outages import kafka_at
 from dualwrite.testing.proxy import TcpProxy
 from fixtures.broker_door import BrokerBehindDoor
 from fixtures.fork_server import ForkedProcess
+from fixtures.histories import judge
 from fixtures.pace import LIMIT, ended, until
 from fixtures.tiers import thinned
 
@@ -200,19 +202,26 @@ def test_an_outage_of_kafka_is_one_warning(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("database", DATABASES)
 @pytest.mark.parametrize("shards", [1, 3])
-def test_random_kills_and_pauses_of_relays(crashing: Make, database: str, shards: int) -> None:
+def test_random_kills_and_pauses_of_relays(
+    crashing: Make, broker: DevCluster, history: Path, database: str, shards: int
+) -> None:
     """Three relays, killed and paused at random for a minute, while rows are inserted by four threads."""
     if database == "sqlite" and shards > 1:
         pytest.skip("one transaction at a time")
     scene, chance, over = crashing(database), random.Random(7), threading.Event()
 
-    def insert() -> None:
+    recorder = Recorder(history, "test", versions={"kafka": broker.status().kafka_version})
+
+    def insert(client: int) -> None:
         while not over.wait(0.05):
             with inserting:  # so that the numbers of a key commit in their order
-                scene.insert(10)
+                numbers = list(islice(scene.numbers, 10))
+                sent = {scene.topic: [(key_of(number), str(number)) for number in numbers]}
+                with recorder.operation(client, (), sent, fails=lambda _: False), scene.engine.begin() as connection:
+                    scene.insert_on(connection, numbers)
 
     inserting = threading.Lock()
-    threads = [threading.Thread(target=insert) for _ in range(4)]
+    threads = [threading.Thread(target=insert, args=(client,)) for client in range(4)]
     for thread in threads:
         thread.start()
     relays = [scene.start(shards=shards) for _ in range(3)]
@@ -221,10 +230,12 @@ def test_random_kills_and_pauses_of_relays(crashing: Make, database: str, shards
         time.sleep(chance.uniform(0.1, 1.5))
         index = chance.randrange(3)
         if chance.random() < 0.3:
+            recorder.fault("a relay paused")
             relays[index].send_signal(signal.SIGSTOP)
             time.sleep(chance.uniform(0, 2.5 * LEASE))
             relays[index].send_signal(signal.SIGCONT)
         else:
+            recorder.fault("a relay killed")
             relays[index].kill()
             ended(relays[index])
             relays[index] = scene.start(shards=shards)
@@ -233,4 +244,4 @@ def test_random_kills_and_pauses_of_relays(crashing: Make, database: str, shards
         thread.join()
     scene.wait_until_empty(3 * LIMIT)
     scene.stop(*relays)
-    scene.check(range(next(scene.numbers)))
+    judge(recorder, history, scene.servers, scene.topic)
