@@ -16,7 +16,7 @@ from typing import Any, Final
 import psutil
 import pytest
 import sqlalchemy as sa
-from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest
 
 import dualwrite
 from dualwrite.deadline import Deadline
@@ -273,6 +273,16 @@ def test_a_connection_whose_opening_fails_in_its_last_step_is_closed() -> None:
         until(lambda: opening.wait(0.1))
         assert isinstance(opening.error, UnsupportedBrokerError)
         assert "Metadata v99 to v99" in str(opening.error)
+        assert not established(server.bootstrap_servers)
+
+
+def test_a_broker_that_requires_a_rebootstrap_at_once_is_a_lost_connection() -> None:
+    """KIP-1102, in answer to a client that has not said which broker it wants. No real broker does this."""
+    with WireServer({ApiVersionsRequest: lambda _: ApiVersionsResponse(error_code=129, api_keys=[])}) as server:
+        opening = ConnectionAttempt(Address("127.0.0.1", server.port), KafkaConfig.of(server.bootstrap_servers))
+        until(lambda: opening.wait(0.1))
+        assert isinstance(opening.error, ConnectionLostError)
+        assert "REBOOTSTRAP_REQUIRED" in str(opening.error)
         assert not established(server.bootstrap_servers)
 
 

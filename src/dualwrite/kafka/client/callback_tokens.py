@@ -70,9 +70,8 @@ class TokenCallback:
             ) from error
         if not isinstance(returned, tuple) or not _LEAST <= len(returned) <= _MOST:
             raise ConfigurationError(f"{CALLBACK} has returned a {type(returned).__name__}.", next_step=_FORM)
-        text, expires_at = returned[:_LEAST]
-        principal = returned[2] if len(returned) > 2 else ""  # noqa: PLR2004
-        extensions = returned[3] if len(returned) > 3 else {}  # noqa: PLR2004
+        omitted: tuple[Any, ...] = ("", {})[len(returned) - _LEAST :]
+        text, expires_at, principal, extensions = (*returned, *omitted)
         if not isinstance(principal, str) or not isinstance(extensions, dict):
             raise ConfigurationError(f"{CALLBACK} has returned a principal or extensions of a wrong type.", next_step=_FORM)
         return Token(text, expires_at, principal, extensions)

@@ -44,7 +44,10 @@ _BY_THE_PEER: Final = (NotKafkaError, EOFError, ssl.SSLError, ConnectionResetErr
 
 
 class OtherNodeError(ConnectionLostError):
-    """Another broker of the cluster has the address now: what metadata or a coordinator has said of it is no longer true."""
+    """Another broker than the expected one has the address now: what metadata or a coordinator has said is no longer true."""
+
+    def __init__(self, address: Address, node: Node, found: str) -> None:
+        super().__init__(address, f"the broker there is not node {node.node_id} of the cluster {node.cluster_id!r}, {found}")
 
 
 class ConnectionAttempt:
@@ -105,7 +108,9 @@ class ConnectionAttempt:
         try:
             made = Connection(self._address, self._config, deadline, self._expected)
         except RebootstrapRequiredError:
-            made = self._open_other(deadline)
+            if self._expected is None:
+                raise
+            made = self._open_other(self._expected, deadline)
         with closed_on_error(made):
             self._identify(made, deadline)
         with self._lock:
@@ -113,25 +118,21 @@ class ConnectionAttempt:
             if self._is_unwanted:
                 made.close()
 
-    def _open_other(self, deadline: Deadline) -> Connection:
+    def _open_other(self, expected: Node, deadline: Deadline) -> Connection:
         """A connection to the broker that is not the expected one, to learn which cluster it belongs to."""
         try:
             return Connection(self._address, self._config, deadline)
         except (ConnectionLostError, BrokerAuthorizationError) as error:  # the login of one cluster says nothing to another
-            raise self._is_other(f"and which one it is can't be asked: {error}") from error
+            raise OtherNodeError(self._address, expected, f"and which one it is can't be asked: {error}") from error
 
     def _identify(self, made: Connection, deadline: Deadline) -> None:
-        if self._expected is not None and made.is_confirmed:
-            self.cluster_id = self._expected.cluster_id
+        expected = self._expected
+        if expected is not None and made.is_confirmed:
+            self.cluster_id = expected.cluster_id
             return
         self.cluster_id = made.call(about_the_cluster(), deadline).cluster_id or ""
-        if self._expected is not None and made.asks_for_identity and self.cluster_id == self._expected.cluster_id:
-            raise self._is_other("but another broker of the cluster")
-
-    def _is_other(self, what: str) -> OtherNodeError:
-        assert self._expected is not None
-        cluster, node = self._expected
-        return OtherNodeError(self._address, f"the broker there is not node {node} of the cluster {cluster!r}, {what}")
+        if expected is not None and made.asks_for_identity and self.cluster_id == expected.cluster_id:
+            raise OtherNodeError(self._address, expected, "but another broker of the cluster")
 
     def _run(self) -> None:
         deadline = Deadline(self._config.connect_timeout)

@@ -142,15 +142,15 @@ class ClientCredentials:
         return self._token(body, asked_at)
 
     def _tls(self) -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        if self.ca_location or self.ca_text:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            try:
-                trust(context, self.ca_location, self.ca_text)
-            except OSError as error:
-                raise ConfigurationError(
-                    f"The authorities of {self} can't be loaded: {error}.", next_step="check https.ca.location or https.ca.pem"
-                ) from error
+        if not self.ca_location and not self.ca_text:
+            return ssl.create_default_context()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            trust(context, self.ca_location, self.ca_text)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The authorities of {self} can't be loaded: {error}.", next_step="check https.ca.location or https.ca.pem"
+            ) from error
         return context
 
     def _refusal(self, error: urllib.error.HTTPError) -> BrokerAuthorizationError | BrokerUnavailableError:
