@@ -269,8 +269,11 @@ class Judge:
 def summary(history: History, anomalies: dict[str, Found]) -> dict[str, Any]:
     """What the files have, as JSON has it."""
     last = max((time for times in (history.invoked, history.ended) for time in times if time != NEVER), default=0)
+    unknown = [operation for operation in range(history.operations) if history.outcome[operation] == UNKNOWN]
+    committed = sum(any(history.how[each] & FINAL for each in history.effects(operation)) for operation in unknown)
     return {
         "operations": {name: history.outcome.count(number) for number, name in enumerate(OUTCOMES)},
+        "unknown": {"committed": committed, "not committed": len(unknown) - committed},
         "rows": len(history.rows),
         "messages": sum(map(len, history.messages)),
         "seen": {

@@ -13,6 +13,7 @@ import os
 import random
 import sys
 import threading
+import time
 from itertools import count
 from typing import Any
 
@@ -20,14 +21,29 @@ import sqlalchemy as sa
 from history_recorder import Recorder
 
 from crash.events import write_event
+from crash.scene import Scene
 from crash.worker import say, settings
 from dualwrite import Transaction, WriterPool
 from fixtures.histories import fails
 from journal.chain_worker import opened
 
 KEYS = 10
+PAUSE = 0.05
+"""Seconds between an error and the next unit."""
+CREATE = """
+CREATE TABLE IF NOT EXISTS hot_keys
+(topic varchar(100), hot_key integer, number integer, last integer, PRIMARY KEY (topic, hot_key))
+"""
 READ = "SELECT last FROM hot_keys WHERE topic = :topic AND hot_key = :key FOR UPDATE"
 WRITE = "UPDATE hot_keys SET number = number + 1, last = :last WHERE topic = :topic AND hot_key = :key"
+
+
+def begin(scene: Scene) -> None:
+    """The keys of a scene, without a number."""
+    with scene.engine.begin() as connection:
+        connection.execute(sa.text(CREATE))
+        insert = sa.text("INSERT INTO hot_keys VALUES (:topic, :key, 0, NULL)")
+        connection.execute(insert, [{"topic": scene.topic, "key": key} for key in range(KEYS)])
 
 
 def main() -> None:
@@ -51,6 +67,7 @@ def main() -> None:
                     pool.run(unit, operation)
             except Exception as error:  # noqa: BLE001  (the history has it)
                 say("error", type(error).__name__, str(error)[:300].replace("\n", " "))
+                time.sleep(PAUSE)
             else:
                 done[number] += 1
 

@@ -8,8 +8,9 @@ import dualwrite
 from crash.scene import Scene
 from crash.worker import timeouts
 from dualwrite import PoolOptions, WriterPool
+from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import read_values
-from fixtures.pace import LIMIT, until_recorded
+from fixtures.pace import LIMIT, until, until_recorded
 
 
 def journaled_pool(scene: Scene, database: Any = None, **changes: Any) -> WriterPool[Any]:
@@ -26,3 +27,10 @@ def published(scene: Scene) -> list[int]:
 def until_published(scene: Scene, *numbers: int) -> None:
     """Wait until the topic has these events, in any order, each once."""
     until_recorded(lambda: published(scene), numbers)
+
+
+def publish_all(scene: Scene) -> None:
+    """Open a pool, and wait until the journal is empty."""
+    journal = SqlStateStore(scene.engine).journal
+    with journaled_pool(scene, scene.engine):
+        until(lambda: not journal.gates(scene.transactional_id, counts=True)[0].entries, "all is published", seconds=10 * LIMIT)

@@ -19,9 +19,8 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.stores.sql import SqlStateStore
 from fixtures.broker import make_topic
 from fixtures.histories import recording
-from fixtures.pace import LIMIT, until
-from journaled.hot_key_worker import KEYS
-from journaled.journaled_scene import journaled_pool
+from journaled.hot_key_worker import begin
+from journaled.journaled_scene import publish_all
 
 PROCESSES = 3
 THREADS = 4
@@ -31,10 +30,6 @@ KILLS_EVERY = (3.0, 9.0)
 
 PER_PROCESS = 1_000_000
 
-CREATE = """
-CREATE TABLE IF NOT EXISTS hot_keys
-(topic varchar(100), hot_key integer, number integer, last integer, PRIMARY KEY (topic, hot_key))
-"""
 TOTAL = "SELECT sum(number) FROM hot_keys WHERE topic = :topic"
 
 
@@ -42,13 +37,6 @@ def worker(scene: Scene, history: Path, number: int) -> Worker:
     first = str(1 + number * PER_PROCESS)
     where = [scene.url, scene.bootstrap, scene.transactional_id, scene.topic, str(THREADS), first, str(history)]
     return Worker(where, module="journaled.hot_key_worker", LEASE="2")
-
-
-def begin(scene: Scene) -> None:
-    with scene.engine.begin() as connection:
-        connection.execute(sa.text(CREATE))
-        insert = sa.text("INSERT INTO hot_keys VALUES (:topic, :key, 0, NULL)")
-        connection.execute(insert, [{"topic": scene.topic, "key": key} for key in range(KEYS)])
 
 
 def total(scene: Scene) -> int:
@@ -98,12 +86,7 @@ def test_each_number_of_each_key_is_published_once_and_in_order(
         kills = write(scene, units, history, recorder)
         wrote, journal = time.monotonic(), SqlStateStore(scene.engine).journal
         (left,) = journal.gates(scene.transactional_id, counts=True)
-        with journaled_pool(scene, scene.engine):
-            until(
-                lambda: not journal.gates(scene.transactional_id, counts=True)[0].entries,
-                "all is published",
-                seconds=10 * LIMIT,
-            )
+        publish_all(scene)
     done = total(scene)
     assert done >= units
     print(  # noqa: T201  (the figures of a soak run)

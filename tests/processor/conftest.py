@@ -9,18 +9,8 @@ from processor_scene import ProcessorScene
 
 from crash.databases import Databases
 from dualwrite.devcluster import DevCluster
-from fixtures.broker import started
+from fixtures.broker import BRISK, started
 from fixtures.broker_door import BrokerBehindDoor, Door, behind_door
-
-BRISK = {
-    "group.min.session.timeout.ms": "500",
-    "group.initial.rebalance.delay.ms": "0",
-    "group.consumer.min.session.timeout.ms": "500",
-    "group.consumer.session.timeout.ms": "2000",
-    "group.consumer.min.heartbeat.interval.ms": "200",
-    "group.consumer.heartbeat.interval.ms": "300",
-}
-"""A dead member's partitions are given to others soon, in both protocols."""
 
 
 @pytest.fixture(scope="module")

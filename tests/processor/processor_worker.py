@@ -20,12 +20,33 @@ from typing import Any
 from history_recorder import Recorder
 
 import dualwrite
+from dualwrite import observability
 from dualwrite.processor import DualProcessor, ProcessorOptions
 from processor.ledger import ledger
 
 GENTLE = {"session.timeout.ms": "2000", "heartbeat.interval.ms": "300", "fetch.wait.max.ms": "10"}
 LEASE = 3.0
-PROCESS = 10_000_000
+PROCESS = 1_000_000
+
+
+class Committed(threading.local):
+    """An observer, for each thread: what its transaction has processed is committed when that is.
+
+    Args:
+        recorder: The process's.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.begun: set[int] = set()
+
+    def __call__(self, event: observability.Event) -> None:
+        match event:
+            case observability.TransactionBegun():
+                self.begun.clear()
+            case observability.TransactionCommitted():
+                while self.begun:
+                    self._recorder.ok(self.begun.pop())
 
 
 def main() -> None:
@@ -47,6 +68,9 @@ def main() -> None:
     folder, process = settings.pop("history", None), int(settings.pop("process", 0))
     recorder = Recorder(folder, "processor") if folder else None
     operations: dict[int, int] = {}
+    committed = Committed(recorder) if recorder else None
+    if committed:
+        observability.add_observer(committed)
 
     booking = ledger(url)
 
@@ -60,6 +84,8 @@ def main() -> None:
                 recorder.wrote(operations[number], *content, moves=moves)
             else:
                 operations[number] = recorder.invoke(threading.get_ident(), *content, moves=moves)
+            assert committed
+            committed.begun.add(operations[number])
         booking.write(tx.db, group, number)
         if answers:
             tx.send(target, answer, key=answer)

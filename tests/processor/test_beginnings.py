@@ -28,11 +28,10 @@ from dualwrite.kafka.librdkafka.consumer import GroupConsumer
 from dualwrite.kafka.librdkafka.topic_admin import admin_client
 from dualwrite.processor.progress import Progress
 from dualwrite.stores.positions import Move, Partition, Position, Positions
-from fixtures.broker import make_topic, started
+from fixtures.broker import BRISK, make_topic, started
 from fixtures.pace import LIMIT, until, until_received
 from fixtures.producing import producing
 from fixtures.tiers import thinned
-from processor.conftest import BRISK
 
 NewName = Callable[[str], str]
 RECIPES = ["database", "kafka"]

@@ -20,7 +20,7 @@ import dualwrite
 from crash.cases import WRITER_POINTS
 from dualwrite.devcluster import DevCluster
 from dualwrite.testing.postgres import PostgresServer
-from fixtures.broker import make_topic, read_topic, started, wait_for_markers
+from fixtures.broker import BRISK, make_topic, read_topic, started, wait_for_markers
 from fixtures.fork_server import ForkedProcess
 from fixtures.histories import judge
 from fixtures.kfake_broker import VERSIONS, Kfake
@@ -29,7 +29,6 @@ from fixtures.pace import LIMIT, ended, until, until_received, until_recorded
 from fixtures.producing import producing
 from fixtures.tiers import thinned
 from fixtures.zookeeper_server import ZooKeeperServer
-from processor.conftest import BRISK
 from processor.ledger import ledger
 from processor.processor_worker import PROCESS
 

@@ -1,0 +1,37 @@
+"""The page of evidence is the one that `tools/evidence.py` writes."""
+
+from __future__ import annotations
+
+import check_history
+import evidence
+
+
+def test_the_page_is_made_of_the_results() -> None:
+    assert evidence.PAGE.read_text(encoding="utf-8") == evidence.page(evidence.results()), "python tools/evidence.py writes it"
+
+
+def test_a_kind_without_a_renderer_of_its_own_is_tables() -> None:
+    result = {
+        "kind": "simulator",
+        "date": "2026-11-29",
+        "command": "python tools/simulate.py",
+        "dualwrite": "0123abcd",
+        "versions": {"python": ["3.11.7"]},
+        "operations": 1_000_000,
+        "faults": {"a request lost": 7},
+        "anomalies": {},
+        "rows": [{"rule": "F1", "seeds until found": 12}],
+    }
+    page = evidence.page([result])
+    assert "| Simulator | 1 | 1,000,000 | 7 | 0 |" in page
+    assert "| F1 | 12 |" in page
+    assert "`python tools/simulate.py`" in page
+
+
+def test_the_published_histories_have_no_anomaly() -> None:
+    folders = [*(evidence.RESULTS / "histories").iterdir()]
+    assert folders
+    for folder in folders:
+        found = check_history.check(sorted(folder.glob("*.jsonl.gz")))
+        assert found["operations"]["ok"]
+        assert not any(anomaly["count"] for anomaly in found["anomalies"].values()), check_history.table(found)
