@@ -1,0 +1,458 @@
+"""Kafka's clients of one process: the coordinator client of recovery, and the two kinds of producers, above a cluster in memory.
+
+They keep the contracts of `dualwrite.kafka.base`: requests are repeated within the time limit, and only NONE proves an outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from dualwrite.deadline import Deadline, Limit
+from dualwrite.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    DeliveryError,
+    MessagesCommittedError,
+    PrepareError,
+    ProducerFencedError,
+    TransactionTimeoutError,
+)
+from dualwrite.kafka.base import (
+    EndingTransaction,
+    EndTxnResult,
+    GivenMessage,
+    InitProducerIdResult,
+    Message,
+    NewProducerId,
+    ProducerFactory,
+)
+from dualwrite.kafka.client.kafka_errors import ErrorCode
+from dualwrite.kafka.sending import Sending
+from dualwrite.state import (
+    LAST_EPOCH,
+    Delivery,
+    Fate,
+    FoundMessages,
+    FoundPlace,
+    Place,
+    PreparedTxnState,
+    ProducerKind,
+    TransactionDescription,
+    TransactionStatus,
+)
+from simulator.brokers import NO_TIMEOUT_MS, Cluster
+from simulator.world import World
+
+TOPIC: Final = "orders"
+TIMEOUT_MS: Final = 20_000
+_PAUSE: Final = 0.05
+_NO_ANSWER: Final = InitProducerIdResult(int(ErrorCode.NETWORK_EXCEPTION), "NETWORK_EXCEPTION")
+_KNOWN: Final = InitProducerIdResult(int(ErrorCode.PRODUCER_FENCED), "PRODUCER_FENCED")
+_CONCURRENT: Final = int(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+
+def _unavailable() -> BrokerUnavailableError:
+    return BrokerUnavailableError("No broker has answered.")
+
+
+class SimulatedCoordinator:
+    """TransactionCoordinator of one process."""
+
+    def __init__(self, world: World, cluster: Cluster, timeout: float = 2.0) -> None:
+        self._world = world
+        self._cluster = cluster
+        self._timeout = timeout
+
+    def _ask(self, what: str, effect: Callable[[], Any], *, changes: bool = False) -> Any:
+        return self._world.request(what, effect, _unavailable, changes=changes)
+
+    def _until_ended(self, what: str, effect: Callable[[], EndTxnResult], timeout: Limit | None) -> EndTxnResult:
+        """Repeat a request while markers are written."""
+        deadline = Deadline.of(self._timeout if timeout is None else timeout)
+        while True:
+            answer: EndTxnResult = self._ask(what, effect, changes=True)
+            if answer.code != _CONCURRENT:
+                return answer
+            if deadline.expired:
+                raise _unavailable()
+            deadline.sleep(_PAUSE)
+
+    def knows_end_by_epoch(self, *, timeout: Limit | None = None) -> bool:
+        return self._cluster.ends_by_epoch
+
+    def cluster_id(self, *, timeout: Limit | None = None) -> str:
+        name: str = self._ask("Metadata", lambda: self._cluster.name)
+        return name
+
+    def forget_cluster(self) -> None: ...
+
+    def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
+        found: TransactionDescription | None = self._ask(
+            f"describes {kafka_transactional_id}", lambda: self._cluster.describe(kafka_transactional_id)
+        )
+        return found
+
+    def describe_all(
+        self, kafka_transactional_ids: Sequence[str], *, timeout: Limit | None = None
+    ) -> dict[str, TransactionDescription | None]:
+        return {each: self.describe(each) for each in kafka_transactional_ids}
+
+    def end_transaction(
+        self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool, timeout: Limit | None = None
+    ) -> EndTxnResult:
+        cluster, by_epoch = self._cluster, self._cluster.ends_by_epoch
+        what = f"EndTxn({'commit' if commit else 'abort'}, {producer_id}:{epoch}) of {kafka_transactional_id}"
+        return self._until_ended(
+            what, lambda: cluster.end(kafka_transactional_id, producer_id, epoch, commit=commit, by_epoch=by_epoch), timeout
+        )
+
+    def end_all(self, endings: Sequence[EndingTransaction], *, timeout: Limit | None = None) -> list[EndTxnResult]:
+        return [
+            self.end_transaction(
+                each.kafka_transactional_id,
+                producer_id=each.producer_id,
+                epoch=each.epoch,
+                commit=each.commit,
+                timeout=timeout,
+            )
+            for each in endings
+        ]
+
+    def init_producer_id(
+        self, kafka_transactional_id: str, *, timeout: Limit | None = None, timeout_ms: int = TIMEOUT_MS
+    ) -> EndTxnResult:
+        answer: EndTxnResult = self._ask(
+            f"InitProducerId of {kafka_transactional_id}",
+            lambda: self._cluster.init(kafka_transactional_id, timeout_ms),
+            changes=True,
+        )
+        return answer
+
+    def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
+        return [self._created(each) for each in new]
+
+    def _created(self, new: NewProducerId) -> InitProducerIdResult:
+        name, timeout_ms = new.kafka_transactional_id, NO_TIMEOUT_MS if new.two_phase else new.timeout_ms
+        found = self._once(f"create-only InitProducerId of {name}", lambda: self._cluster.create(name, timeout_ms))
+        if found.code != ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+            return found
+        if self.describe(name) is not None:
+            return _KNOWN
+        return self._once(f"InitProducerId of {name}", lambda: self._cluster.init(name, timeout_ms))
+
+    def _once(self, what: str, effect: Callable[[], InitProducerIdResult]) -> InitProducerIdResult:
+        try:
+            return self._world.request(what, effect, _unavailable, attempts=1)
+        except BrokerUnavailableError:
+            return _NO_ANSWER
+
+    # --- the log ----------------------------------------------------------------------------------------------------------
+
+    def fate(self, state: PreparedTxnState, place: Place, *, timeout: Limit | None = None) -> Fate:
+        found: Fate = self._ask(f"reads in the log how {state} ended", lambda: self._fate(state, place))
+        return found
+
+    def _fate(self, state: PreparedTxnState, place: Place) -> Fate:
+        cluster, partition = self._cluster, self._cluster.partitions[place.partition]
+        offset = place.first_offset
+        if not cluster.is_readable or offset is None or offset >= len(partition.log) or offset in partition.deleted:
+            return Fate.GONE
+        first = partition.log[offset]
+        if first.is_marker or (first.producer_id, first.epoch) != (state.producer_id, state.epoch):
+            return Fate.GONE
+        for record in partition.log[offset:]:
+            if record.is_marker and record.producer_id == state.producer_id:
+                return Fate.COMMITTED if record.commits else Fate.ABORTED
+        return Fate.OPEN
+
+    def find_messages(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Limit | None = None) -> FoundMessages:
+        fates: list[Fate] = self._ask(
+            f"looks for the messages of {state}", lambda: [self._fate(state, place) for place in delivery.places]
+        )
+        found, missing = [], []
+        for place, fate in zip(delivery.places, fates, strict=True):
+            if fate is Fate.COMMITTED:
+                raise MessagesCommittedError("The log shows that the transaction was committed.")
+            if fate is Fate.OPEN:
+                raise _unavailable()
+            if fate is Fate.GONE:
+                missing.append(f"{place} is gone")
+            else:
+                log, at = self._cluster.partitions[place.partition].log, place.first_offset or 0
+                end = next(n for n in range(at, len(log)) if log[n].is_marker and log[n].producer_id == state.producer_id)
+                found.append(FoundPlace(TOPIC, place.partition, at, end, place.messages))
+        return FoundMessages(tuple(found), tuple(missing))
+
+    def read_messages(
+        self, state: PreparedTxnState, found: FoundMessages, *, timeout: Limit | None = None
+    ) -> Iterator[Message]:
+        for place in found.places:
+            log = self._cluster.partitions[place.partition].log[place.first_offset : place.end_offset]
+            for record in log:
+                if (record.producer_id, record.epoch) == (state.producer_id, state.epoch):
+                    yield Message(TOPIC, b"%d" % record.number, None, None, place.partition, None)
+
+    def find_later(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Limit) -> tuple[int, Delivery | None]:
+        return 1, None
+
+    def committed_positions(self, group_id: str, partitions: Any, *, timeout: Limit | None = None) -> dict[Any, int]:
+        return {}
+
+    def list_transactions(self, prefix: str = "", *, timeout: Limit | None = None) -> list[Any]:
+        return []
+
+    def close(self) -> None: ...
+
+
+class _Producer(Sending):
+    """What both kinds of producers have in common: messages that are sent at once, or when the transaction is prepared."""
+
+    by_epoch = True
+
+    def __init__(self, world: World, cluster: Cluster, coordinator: SimulatedCoordinator, name: str, *, two_phase: bool) -> None:
+        self.kafka_transactional_id = name
+        self.must_be_replaced = False
+        self.delivery: Delivery | None = None
+        self._world = world
+        self._cluster = cluster
+        self._coordinator = coordinator
+        self._two_phase = two_phase
+        self._id = self._epoch = -1
+        self._sequences = [0, 0]
+        self._queue: list[tuple[int, int]] = []
+        self._stored: list[tuple[int, int]] = []
+        self._began: float | None = None
+        self._has_content = False
+
+    @property
+    def transaction_timeout(self) -> float | None:
+        return None if self._two_phase else TIMEOUT_MS / 1000
+
+    def begin_transaction(self) -> None:
+        self._queue, self._stored, self._began, self._has_content, self.delivery = [], [], None, False, None
+
+    def send_messages(self, messages: Iterable[GivenMessage]) -> None:
+        for _, value, _, _, partition, _ in messages:
+            self._began = time.monotonic() if self._began is None else self._began
+            self._queue.append((partition or 0, int(value or 0)))
+        self._has_content = True
+        if self._world.choices.happens(0.5):
+            self._flush()
+
+    def send_offsets_to_transaction(self, offsets: Any, group: Any, *, timeout: float) -> None: ...
+
+    def check_time_left(self) -> None:
+        if self.transaction_timeout is not None and self._began is not None:
+            if time.monotonic() - self._began > 0.8 * self.transaction_timeout:
+                self._failed()
+                raise TransactionTimeoutError("Too little time is left.", transactional_id=self.kafka_transactional_id)
+
+    def _failed(self) -> None: ...
+
+    def _flush(self) -> None:
+        while self._queue:
+            partition, number = self._queue.pop(0)
+            self._stored.append((partition, self._sent(partition, number)))
+
+    def _sent(self, partition: int, number: int) -> int:
+        sequence = self._sequences[partition]
+        self._sequences[partition] += 1
+        name, producer_id, epoch, cluster = self.kafka_transactional_id, self._id, self._epoch, self._cluster
+        by_epoch = self.by_epoch
+        deadline = Deadline.after(2.0)
+
+        def effect() -> tuple[ErrorCode, int]:
+            return cluster.produce(name, producer_id, epoch, partition, sequence, number, adds=by_epoch)
+
+        while True:
+            try:
+                code, offset = self._world.request(f"Produce({producer_id}:{epoch}, message {number})", effect, _unavailable)
+            except BrokerUnavailableError as error:
+                self._failed()
+                raise DeliveryError("A message was not acknowledged.", transactional_id=name) from error
+            if code is ErrorCode.NONE:
+                return offset
+            if code is not ErrorCode.CONCURRENT_TRANSACTIONS or deadline.expired:
+                raise self._fenced(f"Produce was answered {code.name}")
+            deadline.sleep(_PAUSE)
+
+    def _fenced(self, what: str) -> ProducerFencedError:
+        self.must_be_replaced = True
+        return ProducerFencedError(f"{what}.", transactional_id=self.kafka_transactional_id)
+
+    def _places(self) -> list[Place]:
+        found: dict[int, list[int]] = {}
+        for partition, offset in self._stored:
+            found.setdefault(partition, []).append(offset)
+        return [Place(TOPIC, partition, min(offsets), len(offsets)) for partition, offsets in found.items()]
+
+    def close(self) -> None:
+        self.must_be_replaced = True
+
+
+class NativeProducer(_Producer):
+    """As `dualwrite.kafka.native`: each transaction has its own epoch."""
+
+    def init_transactions(self, *, timeout: Limit) -> None:
+        answer = self._coordinator.init_producer_id(self.kafka_transactional_id, timeout_ms=self._timeout_ms)
+        while answer.code == _CONCURRENT:
+            time.sleep(_PAUSE)
+            answer = self._coordinator.init_producer_id(self.kafka_transactional_id, timeout_ms=self._timeout_ms)
+        self._continue(answer)
+
+    @property
+    def _timeout_ms(self) -> int:
+        return NO_TIMEOUT_MS if self._two_phase else TIMEOUT_MS
+
+    def wanted_timeout_ms(self, *, timeout: Limit) -> int:
+        return self._timeout_ms
+
+    def creation(self, *, timeout: Limit) -> NewProducerId:
+        return NewProducerId(self.kafka_transactional_id, TIMEOUT_MS, self._two_phase)
+
+    def created(self, answer: InitProducerIdResult, *, timeout: Limit) -> bool:
+        if answer.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.NETWORK_EXCEPTION, ErrorCode.CONCURRENT_TRANSACTIONS):
+            return False
+        if not answer.proven:
+            raise BrokerError(f"InitProducerId was answered {answer.name}.")
+        self._continue(answer)
+        return True
+
+    def adopt(self, producer_id: int, epoch: int, *, timeout_ms: int) -> None:
+        self._continue(EndTxnResult(0, "NONE", producer_id, epoch))
+
+    def _continue(self, answer: EndTxnResult) -> None:
+        self._id, self._epoch, self._sequences, self.must_be_replaced = answer.producer_id, answer.epoch, [0, 0], False
+        if self._epoch >= LAST_EPOCH:
+            self.must_be_replaced = True
+
+    def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
+        self._flush()
+        self.check_time_left()
+        self.delivery = Delivery.of(self._places())
+        return PreparedTxnState(self._id, self._epoch) if self._has_content else None
+
+    def commit_transaction(self, *, timeout: float) -> None:
+        self._end(commit=True, timeout=timeout)
+
+    def abort_transaction(self, *, timeout: float) -> None:
+        self._queue = []
+        self._end(commit=False, timeout=timeout)
+
+    def _end(self, *, commit: bool, timeout: float) -> None:
+        if not self._has_content:
+            return
+        self.must_be_replaced = True  # until the answer is known
+        answer = self._coordinator.end_transaction(
+            self.kafka_transactional_id, producer_id=self._id, epoch=self._epoch, commit=commit, timeout=timeout
+        )
+        if not answer.proven:
+            raise self._fenced(f"EndTxn was answered {answer.name}")
+        has_changed = answer.producer_id != self._id
+        self._continue(answer)
+        self.must_be_replaced = self.must_be_replaced or has_changed
+
+
+class LibrdkafkaProducer(_Producer):
+    """As `dualwrite.kafka.librdkafka`: one epoch for a session, which ends after a request that was repeated (rule F9)."""
+
+    by_epoch = False
+
+    def __init__(self, world: World, cluster: Cluster, coordinator: SimulatedCoordinator, name: str, *, two_phase: bool) -> None:
+        super().__init__(world, cluster, coordinator, name, two_phase=False)
+        self._added: set[int] = set()
+        self._previous_start = -1
+
+    def init_transactions(self, *, timeout: Limit) -> None:
+        deadline = Deadline.of(timeout)
+        while True:
+            answer = self._coordinator.init_producer_id(self.kafka_transactional_id)
+            if answer.proven:
+                self._id, self._epoch = answer.producer_id, answer.epoch
+                return
+            if deadline.expired:
+                raise _unavailable()
+            deadline.sleep(_PAUSE)
+
+    def begin_transaction(self) -> None:
+        super().begin_transaction()
+        self._added = set()
+
+    def _failed(self) -> None:
+        self.must_be_replaced = True
+
+    def _sent(self, partition: int, number: int) -> int:
+        name, producer_id, epoch, cluster = self.kafka_transactional_id, self._id, self._epoch, self._cluster
+        deadline = Deadline.after(2.0)
+        while partition not in self._added:
+            try:
+                code = self._world.request(
+                    f"AddPartitionsToTxn({producer_id}:{epoch})",
+                    lambda: cluster.add(name, producer_id, epoch, partition),
+                    _unavailable,
+                )
+            except BrokerUnavailableError as error:
+                self._failed()
+                raise DeliveryError("A message was not acknowledged.", transactional_id=name) from error
+            if code is ErrorCode.NONE:
+                self._added.add(partition)
+            elif code is not ErrorCode.CONCURRENT_TRANSACTIONS or deadline.expired:
+                raise self._fenced(f"AddPartitionsToTxn was answered {code.name}")
+            else:
+                deadline.sleep(_PAUSE)
+        return super()._sent(partition, number)
+
+    def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
+        if not self._has_content:
+            return None
+        self._flush()
+        found = self._coordinator.describe(self.kafka_transactional_id)
+        if found is None or found.status is not TransactionStatus.ONGOING or found.start_time_ms == self._previous_start:
+            self._failed()
+            raise PrepareError("The transaction is not ongoing.", transactional_id=self.kafka_transactional_id)
+        self.check_time_left()
+        self._previous_start = found.start_time_ms
+        self.delivery = Delivery.of(self._places())
+        return PreparedTxnState(found.producer_id, found.epoch, found.start_time_ms)
+
+    def commit_transaction(self, *, timeout: float) -> None:
+        self._end(commit=True, timeout=timeout)
+
+    def abort_transaction(self, *, timeout: float) -> None:
+        self._flush()  # messages in flight are waited for
+        self._end(commit=False, timeout=timeout)
+
+    def _end(self, *, commit: bool, timeout: float) -> None:
+        if not self._has_content:
+            return
+        deadline = Deadline.of(timeout)
+        name, producer_id, epoch, cluster = self.kafka_transactional_id, self._id, self._epoch, self._cluster
+        what = f"EndTxn v4({'commit' if commit else 'abort'}, {producer_id}:{epoch}) of {name}"
+        while True:
+            try:
+                answer = self._world.request(
+                    what, lambda: cluster.end(name, producer_id, epoch, commit=commit, by_epoch=False), _unavailable, attempts=1
+                )
+            except BrokerUnavailableError:
+                self.must_be_replaced = True  # rule F9
+                if deadline.expired:
+                    raise
+                deadline.sleep(_PAUSE)
+                continue
+            if answer.proven:
+                return
+            if answer.code != _CONCURRENT:
+                raise self._fenced(f"EndTxn was answered {answer.name}")
+            if deadline.expired:
+                self.must_be_replaced = True
+                raise _unavailable()
+            deadline.sleep(_PAUSE)
+
+
+def producers(world: World, cluster: Cluster, coordinator: SimulatedCoordinator, kind: ProducerKind) -> ProducerFactory:
+    """The producers of a process."""
+    make = LibrdkafkaProducer if kind is ProducerKind.LIBRDKAFKA else NativeProducer
+    two_phase = kind is ProducerKind.NATIVE_TWO_PHASE
+    return ProducerFactory(kind, lambda name: make(world, cluster, coordinator, name, two_phase=two_phase))
