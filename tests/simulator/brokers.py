@@ -234,10 +234,19 @@ class Cluster:
             del self.entries[name]
         return f"the coordinator forgets {', '.join(found)}" if found else None
 
+    def delete_records(self) -> str | None:
+        """Retention removes what is in the log, up to the first message without a marker."""
+        is_open = any(entry.status is Status.ONGOING or entry.status.is_ending for entry in self.entries.values())
+        if is_open or not any(partition.log for partition in self.partitions.values()):
+            return None
+        for partition in self.partitions.values():
+            partition.deleted.update(range(len(partition.log)))
+        return "retention removes the messages that are in the log"
+
     # --- the log ----------------------------------------------------------------------------------------------------------
 
-    def visible(self) -> list[int]:
-        """The messages that `read_committed` consumers get, in the order of the log."""
+    def visible(self) -> list[list[int]]:
+        """The messages that `read_committed` consumers get, or have got: of each partition in the order of its log."""
         found = []
         for partition in self.partitions.values():
             open_of: dict[int, list[int]] = {}
@@ -249,7 +258,7 @@ class Cluster:
                     ended = open_of.pop(record.producer_id, [])
                     if record.commits:
                         shown.update((each, partition.log[each].number) for each in ended)
-            found += [shown[offset] for offset in sorted(shown)]
+            found.append([shown[offset] for offset in sorted(shown)])
         return found
 
     def hanging(self) -> list[Any]:

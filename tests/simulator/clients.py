@@ -60,7 +60,7 @@ def _unavailable() -> BrokerUnavailableError:
 class SimulatedCoordinator:
     """TransactionCoordinator of one process."""
 
-    def __init__(self, world: World, cluster: Cluster, timeout: float = 2.0) -> None:
+    def __init__(self, world: World, cluster: Cluster, timeout: float = 30.0) -> None:
         self._world = world
         self._cluster = cluster
         self._timeout = timeout
@@ -261,7 +261,7 @@ class _Producer(Sending):
         self._sequences[partition] += 1
         name, producer_id, epoch, cluster = self.kafka_transactional_id, self._id, self._epoch, self._cluster
         by_epoch = self.by_epoch
-        deadline = Deadline.after(2.0)
+        deadline = Deadline.after(30.0)
 
         def effect() -> tuple[ErrorCode, int]:
             return cluster.produce(name, producer_id, epoch, partition, sequence, number, adds=by_epoch)
@@ -385,7 +385,7 @@ class LibrdkafkaProducer(_Producer):
 
     def _sent(self, partition: int, number: int) -> int:
         name, producer_id, epoch, cluster = self.kafka_transactional_id, self._id, self._epoch, self._cluster
-        deadline = Deadline.after(2.0)
+        deadline = Deadline.after(30.0)
         while partition not in self._added:
             try:
                 code = self._world.request(

@@ -49,6 +49,8 @@ class Database:
         numbers: The user's rows.
         locks: Who holds the lock of a row.
         texts: What a key-value database has.
+        order: The user's rows, in the order of their commits.
+        before: Rows and numbers before the last commit of a user's transaction, and the rows after it.
     """
 
     name: str
@@ -57,6 +59,16 @@ class Database:
     numbers: set[int] = field(default_factory=set)
     locks: dict[str, object] = field(default_factory=dict)
     texts: dict[Key, tuple[bytes, int]] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+    before: tuple[dict[str, StateRow], set[int], dict[str, StateRow]] | None = None
+
+    def go_back(self) -> set[int] | None:
+        """Become what it was before its last commit, if nothing was changed since: what it has forgotten."""
+        if self.before is None or self.locks or self.rows != self.before[2]:
+            return None
+        gone = self.numbers - self.before[1]
+        self.rows, self.numbers, self.before = self.before[0], self.before[1], None
+        return gone
 
 
 def _unavailable() -> StoreUnavailableError:
@@ -148,7 +160,7 @@ class MemoryStore(TxnStateStore):
         self, transactional_id: str, *, only: Collection[LostTransaction] | None = None
     ) -> tuple[LostTransaction, ...]:
         row = self.database.rows.get(transactional_id)
-        if row is None or not row.lost:
+        if row is None or not row.lost or transactional_id in self.database.locks:
             return ()
         after = self.database.rows[transactional_id] = acknowledged(row, only)
         return tuple(entry for entry in row.lost if entry not in after.lost)
@@ -286,8 +298,12 @@ class MemoryTransaction(StoreTransaction):
         assert self._record is not None
         try:
             if self._at_commit or database.locks.get(name) is self:
-                database.rows[name] = self._record(database.rows.get(name))
+                row = self._record(database.rows.get(name))
+                before = dict(database.rows), set(database.numbers)
+                database.rows[name] = row
                 database.numbers.update(self._numbers)
+                database.order += self._numbers
+                database.before = (*before, dict(database.rows))
         finally:
             self.release()
 
@@ -368,6 +384,7 @@ class MemoryKeyValues(KeyValues):
             texts[write.key] = write.data, (0 if write.found is None else write.found.stat + 1)
             if write.key[0] == "numbers":
                 self._database.numbers.add(int(write.key[1]))
+                self._database.order.append(int(write.key[1]))
         return None
 
     def passes(self, error: Exception) -> bool:

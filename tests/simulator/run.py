@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,20 +18,23 @@ from dualwrite.errors import (
     UnverifiedTransactionError,
 )
 from dualwrite.recipe.republish import RecoveryPublisher
+from dualwrite.recovery import clusters
 from dualwrite.recovery.recoverer import Recoverer
+from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import OnLost, Timeouts
 from dualwrite.state import ProducerKind
-from dualwrite.stores.base import LostKind, TxnStateStore
+from dualwrite.stores.base import LostKind, LostTransaction, StateRow, TxnStateStore
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.writer import DualWriter
 from simulator.brokers import Cluster
 from simulator.choices import Choices
 from simulator.clients import TOPIC, SimulatedCoordinator, producers
 from simulator.databases import Database, MemoryKeyValueStore, MemoryStore
+from simulator.judge import judge
 from simulator.world import Faults, Process, SimulationError, World
 
 ID: Final = "shop"
-TIMEOUTS: Final = Timeouts(claim=2.0, kafka=2.0, delivery=2.0)
+TIMEOUTS: Final = Timeouts(claim=30.0, kafka=30.0, delivery=30.0)
 
 logging.getLogger("dualwrite").setLevel(logging.CRITICAL + 1)
 
@@ -43,15 +45,32 @@ class Unit:
 
     Attributes:
         outcome: What its caller was told: "ok", "rolled back", "lost", or "unknown" as long as it was told nothing.
+        told: The same with the error's text.
     """
 
     number: int
     partitions: tuple[int, ...]
+    database: Database
+    on_lost: OnLost
     outcome: str = "unknown"
+    told: str = ""
 
 
 class _UsersError(Exception):
     """What a block raises."""
+
+
+SURROUNDINGS: Final = (
+    "nothing",
+    "an operator",
+    "retention",
+    "a forgotten id",
+    "a database that goes back",
+    "a wrong cluster",
+    "two databases",
+    "a copied database",
+)
+"""What happens beside the processes and the network; one of them in a run."""
 
 
 @dataclass
@@ -65,6 +84,7 @@ class Scene:
         recoverers: How many processes recover.
         lanes: How many lanes a writer has.
         on_lost: What writers do about lost transactions.
+        beside: One of SURROUNDINGS.
     """
 
     kind: ProducerKind
@@ -79,6 +99,7 @@ class Scene:
     first_epoch: int
     faults: Faults
     times_out: bool
+    beside: str
 
     @classmethod
     def drawn(cls, choices: Choices) -> Scene:
@@ -97,6 +118,7 @@ class Scene:
             is_plain=choices.happens(0.2),
             first_epoch=32762 + choices.below(5) if choices.happens(0.1) else 0,
             times_out=kind is not ProducerKind.NATIVE_TWO_PHASE and choices.happens(0.6),
+            beside=SURROUNDINGS[choices.below(len(SURROUNDINGS)) if choices.happens(0.5) else 0],
             faults=Faults(
                 lost=often[choices.below(3)],
                 unanswered=often[choices.below(3)],
@@ -104,7 +126,7 @@ class Scene:
                 dies=(0.0, 0.005, 0.02)[choices.below(3)],
                 pauses=(0.0, 0.02, 0.1)[choices.below(3)],
                 switches=(0.3, 0.05, 0.9)[choices.below(3)],
-                events=(0.02, 0.1, 0.0)[choices.below(3)],
+                events=(0.02, 0.05, 0.1, 0.0)[choices.below(4)],
             ),
         )
 
@@ -116,49 +138,94 @@ class Run:
         self.scene = scene = Scene.drawn(choices)
         self.choices = choices
         self.world = world = World(choices, scene.faults, trace=trace)
-        now = lambda: world.now  # noqa: E731
-        self.cluster = Cluster(
-            "kafka",
-            now,
+        self.cluster, self.other = self._cluster("kafka"), self._cluster("another")
+        self.database, self.second = Database("first", StoreIdentity("a" * 12)), Database("second", StoreIdentity("b" * 12))
+        self.units: list[Unit] = []
+        self.acknowledged: set[int] = set()
+        self.acknowledged_to: dict[Process, set[int]] = {}
+        self.gone: set[int] = set()
+        if scene.is_slow:
+            world.events += [each.write_markers for each in (self.cluster, self.other)[: 1 + (scene.beside == "a wrong cluster")]]
+        if scene.times_out:
+            world.events += [self.cluster.time_out, self._lets_time_pass]
+        beside = {
+            "an operator": (self._acknowledges,),
+            "retention": (self.cluster.delete_records, self._acknowledges),
+            "a forgotten id": (self._forgets, self._hides_log),
+            "a database that goes back": (self._goes_back,),
+        }
+        world.events += beside.get(scene.beside, ())
+
+    def _cluster(self, name: str) -> Cluster:
+        scene, world = self.scene, self.world
+        return Cluster(
+            name,
+            lambda: world.now,
             ends_by_epoch=scene.ends_by_epoch,
             is_slow=scene.is_slow,
             is_plain=scene.is_plain,
             first_epoch=scene.first_epoch,
             adds_in_produce=scene.kind.takes_over,
         )
-        self.database = Database("shop", StoreIdentity("a" * 12))
-        self.units: list[Unit] = []
-        self.acknowledged: set[int] = set()
-        if scene.is_slow:
-            world.events.append(self.cluster.write_markers)
-        if scene.times_out:
-            world.events.append(self.cluster.time_out)
 
-    def store(self) -> TxnStateStore:
-        """A process's connection to the database."""
+    # --- what happens beside the processes ----------------------------------------------------------------------------------
+
+    def _lets_time_pass(self) -> str:
+        self.world.now += 25.0
+        done = self.cluster.time_out() if self.choices.happens(0.7) else None
+        return f"25 s pass{'' if done is None else f'; {done}'}"
+
+    def _acknowledges(self) -> str | None:
+        store = self.store(self.database)
+        for name in store.list():
+            removed = store.acknowledge(name)
+            if removed:
+                numbers = {n for entry in removed if entry.kind is LostKind.LOST for n in self.messages_of(entry)}
+                self.acknowledged |= numbers
+                return f"an operator acknowledges {[str(entry.state) for entry in removed]}: {numbers}"
+        return None
+
+    def _forgets(self) -> str | None:
+        self.world.lose_late()
+        self.world.now += 8 * 86_400
+        return self.cluster.forget_ids()
+
+    def _hides_log(self) -> str:
+        self.cluster.is_readable = not self.cluster.is_readable
+        return f"the log can{'' if self.cluster.is_readable else 't'} be read"
+
+    def _goes_back(self) -> str | None:
+        gone = self.database.go_back()
+        if gone is None:
+            return None
+        self.gone |= gone
+        return f"the database goes back, and has forgotten {gone}"
+
+    def store(self, database: Database) -> TxnStateStore:
+        """A process's connection to a database."""
         if self.scene.store == "keys":
-            return MemoryKeyValueStore(self.world, self.database)
-        return MemoryStore(self.world, self.database, begins_late=self.scene.store == "late rows")
+            return MemoryKeyValueStore(self.world, database)
+        return MemoryStore(self.world, database, begins_late=self.scene.store == "late rows")
 
     # --- processes --------------------------------------------------------------------------------------------------------
 
-    def writes(self, process: Process, count: int, on_lost: OnLost | None = None) -> None:
+    def writes(self, process: Process, count: int, database: Database, cluster: Cluster) -> None:
         """A service: opens a writer, runs transactions, closes it; after an error that says so, opens it again."""
-        coordinator = SimulatedCoordinator(self.world, self.cluster)
-        made = producers(self.world, self.cluster, coordinator, self.scene.kind)
+        coordinator = SimulatedCoordinator(self.world, cluster)
+        made = producers(self.world, cluster, coordinator, self.scene.kind)
         writer: DualWriter[Any] = DualWriter(
-            self.store(),
+            self.store(database),
             transactional_id=ID,
             producers=made,
             coordinator=coordinator,
             lanes=self.scene.lanes,
             timeouts=TIMEOUTS,
-            on_lost=on_lost or self.scene.on_lost,
+            on_lost=self.scene.on_lost,
         )
         if not self._opened(process, writer.open):
             return
         for _ in range(count):
-            if self._transaction(process, writer) and not self._opened(process, writer.reopen):
+            if self._transaction(process, writer, database) and not self._opened(process, writer.reopen):
                 return
             if self.choices.happens(0.1):
                 self.world.now += 2.0
@@ -181,12 +248,13 @@ class Run:
                 return True
         return False
 
-    def _transaction(self, process: Process, writer: DualWriter[Any]) -> bool:
+    def _transaction(self, process: Process, writer: DualWriter[Any], database: Database) -> bool:
         """Run one transaction; whether the writer must be opened again."""
         choices = self.choices
-        unit = Unit(len(self.units) + 1, ((0,), (1,), (0, 1))[choices.below(3)])
+        unit = Unit(len(self.units) + 1, ((0,), (1,), (0, 1))[choices.below(3)], database, self.scene.on_lost)
         self.units.append(unit)
         must_reopen = False
+        known = self.acknowledged_to.setdefault(process, set())
         try:
             with writer.transaction() as tx:
                 if choices.happens(0.3):
@@ -199,6 +267,9 @@ class Run:
                     raise _UsersError
         except InDoubtTransactionError as error:
             told = f"{type(error).__name__}: {error}"
+        except CommittedTransactionsForgottenError as error:
+            unit.outcome, told = "rolled back", f"{type(error).__name__}: {error}"
+            known -= self.gone
         except (LostTransactionError, UnverifiedTransactionError) as error:
             unit.outcome, told = "lost", f"{type(error).__name__}: {error}"
         except (DualWriteError, _UsersError) as error:
@@ -206,6 +277,10 @@ class Run:
             must_reopen = isinstance(error, FencedError) and choices.happens(0.5)
         else:
             unit.outcome = told = "ok"
+            if known & self.gone:
+                raise SimulationError(f"a writer goes on, and does not report that the database has forgotten {known & self.gone}")
+            known.add(unit.number)
+        unit.told = told
         self.world.note(process.name, f"transaction {unit.number}: {unit.outcome} ({told})")
         return must_reopen
 
@@ -213,18 +288,19 @@ class Run:
         for partition in unit.partitions:
             tx.send(TOPIC, str(unit.number), partition=partition)
 
-    def recovers(self, process: Process) -> None:
+    def recovers(self, process: Process, database: Database, cluster: Cluster) -> None:
         """A process that recovers what is there."""
         try:
-            report = self.recoverer(publishes=self.choices.happens(0.7)).recover()
+            report = self.recoverer(database, cluster, publishes=self.choices.happens(0.7)).recover()
         except DualWriteError as error:
             self.world.note(process.name, f"can't recover: {error}")
             return
-        self.world.note(process.name, f"has recovered: {report}")
+        self.world.note(process.name, f"has recovered: {_in_words(report)}")
 
-    def recoverer(self, *, publishes: bool) -> Recoverer:
-        store, coordinator = self.store(), SimulatedCoordinator(self.world, self.cluster)
-        made = producers(self.world, self.cluster, coordinator, self.scene.kind)
+    def recoverer(self, database: Database, cluster: Cluster, *, publishes: bool) -> Recoverer:
+        """A recoverer, which may publish again what is lost."""
+        store, coordinator = self.store(database), SimulatedCoordinator(self.world, cluster)
+        made = producers(self.world, cluster, coordinator, self.scene.kind)
         publisher = RecoveryPublisher(store, coordinator, lambda _: made, TIMEOUTS) if publishes else None
         return Recoverer(store, coordinator, timeouts=TIMEOUTS, republisher=publisher)
 
@@ -232,23 +308,43 @@ class Run:
 
     def run(self) -> None:
         """Run everything, then recover on a quiet network; raises SimulationError if the promise is broken."""
-        world, scene = self.world, self.scene
+        world, scene, below = self.world, self.scene, self.choices.below
         with world.clocks():
-            for number, count in enumerate(scene.writers):
-                process = world.start(f"writer {number + 1}", partial(self.writes, count=count))
-                process.wakes_at = world.now + (0.0, 0.0, 0.01, 0.1)[self.choices.below(4)]
-            for number in range(scene.recoverers):
-                process = world.start(f"recoverer {number + 1}", self.recovers)
-                process.wakes_at = world.now + (0.0, 0.01, 0.03, 0.1)[self.choices.below(4)]
+            programs = [partial(self.writes, count=count) for count in scene.writers]
+            programs += [self.recovers] * scene.recoverers
+            for number, program in enumerate(programs):
+                is_odd = number == len(programs) - 1
+                cluster = self.other if is_odd and scene.beside == "a wrong cluster" else self.cluster
+                database = self.second if is_odd and scene.beside == "two databases" else self.database
+                name = f"{'writer' if number < len(scene.writers) else 'recoverer'} {number + 1}"
+                process = world.start(name, partial(program, database=database, cluster=cluster))
+                process.wakes_at = world.now + (0.0, 0.01, 0.03, 0.1)[below(4)]
+                process.wall_clock = 0.0 if below(4) else 3600.0
             world.run()
             self._quieten()
-            report = self.recoverer(publishes=True).recover()
-            world.note("recovery", f"{report}")
-            self.cluster.write_markers()
-            for each in report.ids:
-                if each.error is not None:
-                    raise SimulationError(f"recovery has failed: {each.error}")
-            self.judge()
+            databases = [self.database, self.second]
+            if scene.beside == "a copied database":
+                databases[1] = self._copied()
+            if "another" in {row.cluster_id for row in self._rows() if row is not None}:  # the wrong one was there first
+                self.cluster, self.other = self.other, self.cluster
+            reports = [self._recovered(database) for database in databases]
+            for report in (each for found in reports for each in found.ids):
+                if report.error is not None:
+                    raise SimulationError(f"recovery has failed: {report.error}")
+            judge(self)
+
+    def _recovered(self, database: Database) -> RecoveryReport:
+        report = self.recoverer(database, self.cluster, publishes=True).recover()
+        self.world.note("recovery", f"of the {database.name} database: {_in_words(report)}")
+        self.cluster.write_markers()
+        return report
+
+    def _copied(self) -> Database:
+        """A copy of the database, which gets a store id of its own."""
+        copy = replace(self.database, name="copied", rows=dict(self.database.rows), texts=dict(self.database.texts))
+        copy.locks = {}
+        clusters.new_store_id(self.store(copy), timeout=2.0)
+        return copy
 
     def _quieten(self) -> None:
         """What is late arrives or is lost, and the network and the brokers work from now on."""
@@ -261,55 +357,30 @@ class Run:
                 one.effect()
             elif one.lost is not None:
                 one.lost()
-        self.cluster.write_markers()
-        self.cluster.is_slow = False
-        self.cluster.is_readable = True
+        for cluster in (self.cluster, self.other):
+            cluster.write_markers()
+            cluster.is_slow, cluster.is_readable = False, True
         world.faults = Faults()
         world.events.clear()
 
-    # --- the promise ------------------------------------------------------------------------------------------------------
+    def entries(self) -> list[LostTransaction]:
+        """What is in the rows as lost, unverified or forgotten."""
+        return [entry for row in self._rows() if row is not None for entry in row.lost]
 
-    def rows(self) -> dict[str, Any]:
-        """The rows of the ids."""
-        store = self.store()
-        return {name: store.read(name) for name in store.list()}
+    def _rows(self) -> list[StateRow | None]:
+        store = self.store(self.database)
+        return [store.read(name) for name in store.list()]
 
-    def judge(self) -> None:
-        """Compare both sides."""
-        seen, rows = Counter(self.cluster.visible()), self.rows()
-        if hanging := self.cluster.hanging():
-            raise SimulationError(f"after recovery something is open: {hanging}")
-        entries = [entry for row in rows.values() for entry in row.lost]
-        reported = {number for entry in entries for number in self._messages_of(entry)}
-        for unit in self.units:
-            shown, is_row = seen.pop(unit.number, 0), unit.number in self.database.numbers
-            wanted = len(unit.partitions)
-            name = f"transaction {unit.number}"
-            if shown > wanted:
-                raise SimulationError(f"{name} is visible twice")
-            if shown not in (0, wanted):
-                raise SimulationError(f"{name} is visible in part")
-            if shown and not is_row:
-                raise SimulationError(f"{name} is visible, and its row is not committed")
-            if is_row and not shown and unit.number not in reported:
-                raise SimulationError(f"{name} is committed, and its messages are missing; it is not reported")
-            if shown and unit.number in reported:
-                raise SimulationError(f"{name} is reported as lost, and visible")
-            if unit.outcome == "ok" and not (is_row and shown):
-                raise SimulationError(f"{name} was acknowledged, and is missing")
-            if unit.outcome == "rolled back" and (is_row or shown):
-                raise SimulationError(f"{name} was reported as rolled back, and is committed")
-            if unit.outcome == "lost" and not is_row:
-                raise SimulationError(f"{name} was reported as lost, and its row is not committed")
-        if seen:
-            raise SimulationError(f"unknown messages are visible: {dict(seen)}")
-        for entry in entries:
-            if entry.kind is LostKind.LOST:
-                raise SimulationError(f"{entry.state} is lost, and could not be published again")
-
-    def _messages_of(self, entry: Any) -> list[int]:
+    def messages_of(self, entry: LostTransaction) -> list[int]:
+        """The transactions whose messages an entry is about."""
         places = () if entry.delivery is None else entry.delivery.places
-        return [self.cluster.partitions[place.partition].log[place.first_offset].number or 0 for place in places]
+        found = (self.cluster.partitions[place.partition].log[place.first_offset or 0].number for place in places)
+        return [number for number in found if number is not None]
+
+
+def _in_words(report: RecoveryReport) -> str:
+    found = [f"{one.outcome.name} {one.state}" for each in report.ids for one in each.outcomes]
+    return ", ".join((*found, *(f"{each.error}" for each in report.ids if each.error is not None))) or "nothing"
 
 
 def run(seed: int, played: Sequence[int] | None = None, *, trace: bool = False) -> tuple[str | None, Run]:

@@ -31,6 +31,9 @@ T = TypeVar("T")
 STEP: Final = 0.001
 """Seconds that a step takes."""
 
+PAUSES: Final = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.5, 30.0)
+"""Seconds: from a few steps to those in which everybody else comes to an end, or a transaction times out."""
+
 MAX_STEPS: Final = 20_000
 """A run with more steps does not end, which is a failure."""
 
@@ -60,7 +63,6 @@ class Faults:
     dies: float = 0.0
     pauses: float = 0.0
     switches: float = 0.3
-    jumps: float = 0.0
     events: float = 0.0
 
 
@@ -173,7 +175,7 @@ class World:
                 self.kill(process)
                 continue
             if faults.pauses and len(self.processes) > 1 and choices.happens(faults.pauses):
-                seconds = (0.05, 0.5, 5.0, 50.0)[choices.below(4)]
+                seconds = PAUSES[choices.below(len(PAUSES))]
                 self.note(process.name, f"is paused for {seconds} s")
                 process.wakes_at = self.now + seconds
                 continue
@@ -215,6 +217,13 @@ class World:
     def _end(self, process: Process) -> None:
         process.is_dead = True
         self.processes.remove(process)
+
+    def lose_late(self) -> None:
+        """So much time passes that nothing is in the network any more."""
+        late, self.late = self.late, []
+        for each in late:
+            if each.lost is not None:
+                each.lost()
 
     def _event(self) -> None:
         if self.late:
