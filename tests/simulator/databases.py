@@ -14,6 +14,7 @@ from dualwrite.deadline import Deadline
 from dualwrite.errors import (
     ClaimTimeoutError,
     DualWriteError,
+    StoreCommitFailedError,
     StoreCommitUnknownError,
     StoreUnavailableError,
     WriterClosedError,
@@ -50,6 +51,7 @@ class Database:
         locks: Who holds the lock of a row.
         texts: What a key-value database has.
         order: The user's rows, in the order of their commits.
+        era: How often it has gone back, which breaks every connection.
         before: Rows and numbers before the last commit of a user's transaction, and the rows after it.
     """
 
@@ -60,6 +62,7 @@ class Database:
     locks: dict[str, object] = field(default_factory=dict)
     texts: dict[Key, tuple[bytes, int]] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
+    era: int = 0
     before: tuple[dict[str, StateRow], set[int], dict[str, StateRow]] | None = None
 
     def go_back(self) -> set[int] | None:
@@ -67,6 +70,7 @@ class Database:
         if self.before is None or self.locks or self.rows != self.before[2]:
             return None
         gone = self.numbers - self.before[1]
+        self.era += 1
         self.rows, self.numbers, self.before = self.before[0], self.before[1], None
         return gone
 
@@ -203,6 +207,7 @@ class MemoryTransaction(StoreTransaction):
         self._record: Callable[[StateRow | None], StateRow] | None = None
         self._at_commit = False
         self._ended = False
+        self._era = store.database.era
 
     @property
     def handle(self) -> MemoryTransaction:
@@ -244,7 +249,7 @@ class MemoryTransaction(StoreTransaction):
         self._record = self._recorded(state, generation, transaction_number, delivery)
         self._lock()
         fate = self._world.step(f"records {state}")
-        if fate is not Fate.ANSWERED:
+        if fate is not Fate.ANSWERED or self._era != self._database.era:
             self.rollback()
             raise _unavailable()
         self._record(self._database.rows.get(self._claim.transactional_id))
@@ -296,6 +301,8 @@ class MemoryTransaction(StoreTransaction):
         """What the server does with the COMMIT."""
         name, database = self._claim.transactional_id, self._database
         assert self._record is not None
+        if self._era != self._database.era:
+            raise StoreCommitFailedError("The connection is broken.", transactional_id=name)
         try:
             if self._at_commit or database.locks.get(name) is self:
                 row = self._record(database.rows.get(name))

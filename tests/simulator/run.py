@@ -72,6 +72,9 @@ SURROUNDINGS: Final = (
 )
 """What happens beside the processes and the network; one of them in a run."""
 
+_AFTER_TIMEOUTS: Final = ("an operator", "retention", "a forgotten id", "a copied database")
+"""Those that matter most where a transaction was lost."""
+
 
 @dataclass
 class Scene:
@@ -104,7 +107,10 @@ class Scene:
     @classmethod
     def drawn(cls, choices: Choices) -> Scene:
         """A scene."""
+        beside = SURROUNDINGS[choices.below(len(SURROUNDINGS)) if choices.happens(0.6) else 0]
+        is_late = beside in _AFTER_TIMEOUTS
         kind = (ProducerKind.NATIVE_TWO_PHASE, ProducerKind.NATIVE, ProducerKind.LIBRDKAFKA)[choices.below(3)]
+        kind = ProducerKind.NATIVE if is_late and kind is ProducerKind.NATIVE_TWO_PHASE else kind
         often = (0.0, 0.01, 0.04, 0.12)
         return cls(
             kind=kind,
@@ -117,8 +123,8 @@ class Scene:
             is_slow=choices.happens(0.3),
             is_plain=choices.happens(0.2),
             first_epoch=32762 + choices.below(5) if choices.happens(0.1) else 0,
-            times_out=kind is not ProducerKind.NATIVE_TWO_PHASE and choices.happens(0.6),
-            beside=SURROUNDINGS[choices.below(len(SURROUNDINGS)) if choices.happens(0.5) else 0],
+            times_out=kind is not ProducerKind.NATIVE_TWO_PHASE and (is_late or choices.happens(0.6)),
+            beside=beside,
             faults=Faults(
                 lost=often[choices.below(3)],
                 unanswered=often[choices.below(3)],
@@ -126,7 +132,7 @@ class Scene:
                 dies=(0.0, 0.005, 0.02)[choices.below(3)],
                 pauses=(0.0, 0.02, 0.1)[choices.below(3)],
                 switches=(0.3, 0.05, 0.9)[choices.below(3)],
-                events=(0.02, 0.05, 0.1, 0.0)[choices.below(4)],
+                events=(0.02, 0.05, 0.1, 0.1 if is_late else 0.0)[choices.below(4)],
             ),
         )
 
@@ -274,7 +280,9 @@ class Run:
             unit.outcome, told = "lost", f"{type(error).__name__}: {error}"
         except (DualWriteError, _UsersError) as error:
             unit.outcome, told = "rolled back", f"{type(error).__name__}: {error}"
-            must_reopen = isinstance(error, FencedError) and choices.happens(0.5)
+            if isinstance(error, FencedError):  # of the row of another claim nobody can say that it is behind
+                known.clear()
+                must_reopen = choices.happens(0.5)
         else:
             unit.outcome = told = "ok"
             if known & self.gone:
