@@ -1,4 +1,4 @@
-"""Run dualwrite's recipe and recovery under a seed, with faults between any two of their steps (docs/how-it-works/simulator.md).
+"""Run dualwrite's recipe and recovery under a seed, with faults between any two steps: docs/how-it-works/simulator.md.
 
 ```
 python tools/simulate.py --seeds 10000              # seeds 0 to 9999: how many in a minute, and the first that fails
@@ -7,6 +7,8 @@ python tools/simulate.py --seeds 100000 --without   # without each rule that it 
 python tools/simulate.py --seeds 100000 --without F1 F7
 ```
 """
+
+# ruff: noqa: T201  (a command that prints)
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "removals")]
 
-from simulator.choices import shrunk  # noqa: E402  (the path comes first)
+from removal import copy_of_the_package  # noqa: E402  (the path comes first)
+
+from simulator.choices import shrunk  # noqa: E402
+from simulator.rules import VISIBLE, removals  # noqa: E402
 from simulator.run import Run, run  # noqa: E402
 
 _FAILED: Final = re.compile(r"^seed (\d+): (.*)$", re.MULTILINE)
@@ -81,19 +86,15 @@ def search(seeds: range) -> int:
 
 def without(wanted: Sequence[str], seeds: range, processes: int) -> int:
     """Remove rules from copies of the source, one at a time, and print after how many seeds each is missed."""
-    from simulator.rules import VISIBLE, removals
-
     chosen = [each for each in removals() if each.rule in VISIBLE and (not wanted or each.rule.split()[0] in wanted)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
 
         def missed(number: int) -> str | None:
-            from removal import copy_of_the_package
-
             place = Path(folder) / str(number)
             copy_of_the_package(place, chosen[number])
             environment = os.environ | {"PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
             command = [sys.executable, __file__, "--seeds", str(len(seeds)), "--from", str(seeds.start)]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603  (this file)
             if done.returncode not in (0, 1):
                 raise RuntimeError(done.stderr)
             found = _FAILED.search(done.stdout)

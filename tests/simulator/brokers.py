@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from dualwrite.kafka.base import EndTxnResult, InitProducerIdResult
 from dualwrite.kafka.client.kafka_errors import ErrorCode
-from dualwrite.state import LAST_EPOCH, TransactionDescription, TransactionStatus as Status
+from dualwrite.state import LAST_EPOCH, TransactionDescription
+from dualwrite.state import TransactionStatus as Status
 
 NO_TIMEOUT_MS: Final = 2**31 - 1
 _ENDED: Final = (Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT)
@@ -138,7 +139,9 @@ class Cluster:
             return _initialised(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         return _initialised(ErrorCode.PRODUCER_FENCED) if name in self.entries else self._created(name, timeout_ms)
 
-    def end(self, name: str, producer_id: int, epoch: int, *, commit: bool, by_epoch: bool) -> EndTxnResult:
+    def end(  # noqa: PLR0911  (as in Kafka's own code)
+        self, name: str, producer_id: int, epoch: int, *, commit: bool, by_epoch: bool
+    ) -> EndTxnResult:
         """EndTxn, v5 if `by_epoch`."""
         entry = self.entries.get(name)
         if entry is None:

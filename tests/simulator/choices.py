@@ -15,25 +15,19 @@ class Choices:
     """
 
     def __init__(self, seed: int, played: Sequence[int] | None = None) -> None:
-        self._draw = Random(seed).random  # noqa: S311  (not for secrets)
+        self._draw = Random(seed).random
         self._played = None if played is None else iter(played)
         self.made: list[int] = []
 
     def below(self, count: int) -> int:
         """A number from 0 to `count` - 1."""
-        if self._played is None:
-            number = int(self._draw() * count)
-        else:
-            number = min(next(self._played, 0), count - 1)
+        number = int(self._draw() * count) if self._played is None else min(next(self._played, 0), count - 1)
         self.made.append(number)
         return number
 
     def happens(self, share: float) -> bool:
         """Whether something happens that does so in this share of all cases."""
-        if self._played is None:
-            number = 1 if self._draw() < share else 0
-        else:
-            number = min(next(self._played, 0), 1)
+        number = int(self._draw() < share) if self._played is None else min(next(self._played, 0), 1)
         self.made.append(number)
         return number == 1
 
@@ -55,8 +49,8 @@ class Choices:
 def shrunk(made: Sequence[int], fails: Callable[[list[int]], bool], *, attempts: int = 2000) -> list[int]:
     """Fewer choices other than 0 with which the run still fails, and an earlier end.
 
-    Blocks of choices are set to 0, or left out, from large blocks to single choices, until nothing can be taken away any more or
-    the attempts are used up.
+    Blocks of choices are set to 0, or left out, from large blocks to single choices, until nothing can be taken away any more,
+    or the attempts are used up.
     """
     best, left = _without_zeros(made), attempts
     progress = True

@@ -1,7 +1,9 @@
-"""Kafka's clients of one process: the coordinator client of recovery, and the two kinds of producers, above a cluster in memory.
+"""Kafka's clients of one process: recovery's coordinator client, and both kinds of producers, above a cluster in memory.
 
 They keep the contracts of `dualwrite.kafka.base`: requests are repeated within the time limit, and only NONE proves an outcome.
 """
+
+# ruff: noqa: ARG002  (the arguments are those of the contracts)
 
 from __future__ import annotations
 
@@ -211,7 +213,9 @@ class _Producer(Sending):
 
     by_epoch = True
 
-    def __init__(self, world: World, cluster: Cluster, coordinator: SimulatedCoordinator, name: str, *, two_phase: bool) -> None:
+    def __init__(
+        self, world: World, cluster: Cluster, coordinator: SimulatedCoordinator, name: str, *, two_phase: bool
+    ) -> None:
         self.kafka_transactional_id = name
         self.must_be_replaced = False
         self.delivery: Delivery | None = None
@@ -244,10 +248,10 @@ class _Producer(Sending):
     def send_offsets_to_transaction(self, offsets: Any, group: Any, *, timeout: float) -> None: ...
 
     def check_time_left(self) -> None:
-        if self.transaction_timeout is not None and self._began is not None:
-            if time.monotonic() - self._began > 0.8 * self.transaction_timeout:
-                self._failed()
-                raise TransactionTimeoutError("Too little time is left.", transactional_id=self.kafka_transactional_id)
+        age, timeout = 0.0 if self._began is None else time.monotonic() - self._began, self.transaction_timeout
+        if timeout is not None and age > 0.8 * timeout:
+            self._failed()
+            raise TransactionTimeoutError("Too little time is left.", transactional_id=self.kafka_transactional_id)
 
     def _failed(self) -> None: ...
 
@@ -360,7 +364,9 @@ class LibrdkafkaProducer(_Producer):
 
     by_epoch = False
 
-    def __init__(self, world: World, cluster: Cluster, coordinator: SimulatedCoordinator, name: str, *, two_phase: bool) -> None:
+    def __init__(
+        self, world: World, cluster: Cluster, coordinator: SimulatedCoordinator, name: str, *, two_phase: bool
+    ) -> None:
         super().__init__(world, cluster, coordinator, name, two_phase=False)
         self._added: set[int] = set()
         self._previous_start = -1

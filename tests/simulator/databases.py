@@ -4,11 +4,13 @@ What a change does to a row is dualwrite's own code, `dualwrite.stores.rows`; ab
 rows are numbers, which a transaction adds.
 """
 
+# ruff: noqa: ARG002  (the arguments are those of the contracts)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import (
@@ -150,7 +152,9 @@ class MemoryStore(TxnStateStore):
 
     def record_resolution(self, claim: Claim, resolution: Resolution) -> None:
         name = claim.transactional_id
-        self._changed(name, f"resolves: {_in_words(resolution)}", lambda row: with_resolution(check_fence(row, claim), resolution))
+        self._changed(
+            name, f"resolves: {_in_words(resolution)}", lambda row: with_resolution(check_fence(row, claim), resolution)
+        )
 
     def acquire_generation(self, claim: Claim, kind: ProducerKind, *, reuse: bool = False, cluster_id: str = "") -> int:
         def change(row: StateRow | None) -> StateRow:
@@ -171,7 +175,9 @@ class MemoryStore(TxnStateStore):
 
     def list(self, prefix: str = "") -> list[str]:
         rows = self.database.rows
-        return self._query("lists the ids", lambda: sorted(n for n, r in rows.items() if n.startswith(prefix) and not r.forgotten))
+        return self._query(
+            "lists the ids", lambda: sorted(n for n, r in rows.items() if n.startswith(prefix) and not r.forgotten)
+        )
 
     def forget(self, transactional_id: str) -> None:
         self._changed(transactional_id, "forgets the id", lambda row: forgotten(row) if row else row)  # type: ignore[arg-type]
@@ -358,7 +364,11 @@ class MemoryKeyValues(KeyValues):
         texts = self._database.texts
         what = f"reads {', '.join(key[-1] for key in keys)}"
         found: list[Found | None] = self._world.request(
-            what, lambda: [Found(*texts[key]) if key in texts else None for key in keys], ConnectionError, attempts=1, changes=False
+            what,
+            lambda: [Found(*texts[key]) if key in texts else None for key in keys],
+            ConnectionError,
+            attempts=1,
+            changes=False,
         )
         return found
 
@@ -418,7 +428,9 @@ class MemoryBatchTransaction(BatchTransaction[MemoryKeyValues, NumberBatch]):
         try:
             self._keys.multi(list(batch.writes.values()))
         except ConnectionError as error:
-            raise StoreCommitUnknownError("The database has not answered.", transactional_id=self._claim.transactional_id) from error
+            raise StoreCommitUnknownError(
+                "The database has not answered.", transactional_id=self._claim.transactional_id
+            ) from error
 
 
 class MemoryKeyValueStore(KeyValueStore):

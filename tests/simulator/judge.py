@@ -20,6 +20,8 @@ def judge(run: Run) -> None:
     """
     if hanging := run.cluster.hanging():
         raise SimulationError(f"after recovery something is open: {hanging}")
+    if run.unreported:
+        raise SimulationError(f"a writer has gone on, and did not report that the database has forgotten {run.unreported}")
     visible = run.cluster.visible()
     seen = Counter(number for partition in visible for number in partition)
     entries = run.entries()
@@ -40,7 +42,9 @@ def judge(run: Run) -> None:
         _check_order(run, visible)
 
 
-def _broken(run: Run, unit: Unit, shown: int, reported: dict[LostKind, set[int]]) -> str | None:
+def _broken(  # noqa: PLR0911  (each is one part of the promise)
+    run: Run, unit: Unit, shown: int, reported: dict[LostKind, set[int]]
+) -> str | None:
     """What is wrong with one transaction."""
     is_row, wanted, number = unit.number in unit.database.numbers, len(unit.partitions), unit.number
     if shown > wanted:
@@ -73,6 +77,9 @@ def _check_order(run: Run, visible: list[list[int]]) -> None:
     for numbers, partition in zip(visible, run.cluster.partitions.values(), strict=True):
         sent = Counter(record.number for record in partition.log)
         again = run.scene.on_lost == "report"
-        for kept in ([n for n in numbers if n not in given_up and (not again or sent[n] == 1)], [n for n in numbers if sent[n] > 1]):
+        for kept in (
+            [n for n in numbers if n not in given_up and (not again or sent[n] == 1)],
+            [n for n in numbers if sent[n] > 1],
+        ):
             if kept != sorted(kept, key=order.__getitem__):
                 raise SimulationError(f"messages are visible in another order than that of their commits: {kept}")

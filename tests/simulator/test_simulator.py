@@ -31,9 +31,9 @@ def test_a_seed_repeats_step_by_step() -> None:
 
 def test_a_failing_run_is_shrunk() -> None:
     def fails(choices: list[int]) -> bool:
-        return sum(choices) >= 3  # noqa: PLR2004  (any three faults)
+        return sum(choices) >= 3
 
-    assert sum(shrunk([0, 1, 0, 1, 1, 0, 1, 1, 0], fails)) == 3  # noqa: PLR2004
+    assert sum(shrunk([0, 1, 0, 1, 1, 0, 1, 1, 0], fails)) == 3
 
 
 @pytest.mark.parametrize("rule", ["F8", "RA"])

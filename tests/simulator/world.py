@@ -7,23 +7,21 @@ its repetition, was either sent before or never.
 
 from __future__ import annotations
 
-import datetime as dates
+import datetime as dt
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from dualwrite import deadline
+from dualwrite import deadline, state
 from dualwrite.observability import outages
 from dualwrite.recipe import idle, remembered
 from dualwrite.recovery import clusters, plan, resolve
 from dualwrite.stores import rows
-from dualwrite import state
-
 from simulator.choices import Choices
 
 T = TypeVar("T")
@@ -38,7 +36,7 @@ MAX_STEPS: Final = 20_000
 """A run with more steps does not end, which is a failure."""
 
 _DATED: Final = (clusters, plan, remembered, resolve, rows, state)
-_EPOCH: Final = dates.datetime(2026, 1, 1, tzinfo=dates.UTC)
+_EPOCH: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 
 class Fate(Enum):
@@ -136,10 +134,8 @@ class World:
         """Add a process."""
 
         def run() -> None:
-            try:
+            with suppress(GreenletExit):
                 program(process)
-            except GreenletExit:
-                pass
 
         process = Process(name, greenlet(run))
         self.processes.append(process)
@@ -299,19 +295,19 @@ class World:
 
     # --- the clocks -------------------------------------------------------------------------------------------------------
 
-    def wall_clock(self) -> dates.datetime:
+    def wall_clock(self) -> dt.datetime:
         """What the process that runs takes for the time of day."""
         process = self.current
-        return _EPOCH + dates.timedelta(seconds=self.now + (0.0 if process is None else process.wall_clock))
+        return _EPOCH + dt.timedelta(seconds=self.now + (0.0 if process is None else process.wall_clock))
 
     @contextmanager
     def clocks(self) -> Iterator[None]:
         """In the block, the code sees this world's time, and no thread of dualwrite's runs."""
         world = self
 
-        class Datetime(dates.datetime):
+        class Datetime(dt.datetime):
             @classmethod
-            def now(cls, tz: Any = None) -> Any:
+            def now(cls, tz: Any = None) -> Any:  # noqa: ARG003  (the code asks for UTC)
                 return world.wall_clock()
 
         kept = time.monotonic, time.sleep, deadline.CHANCE, outages._watch.is_asleep, idle.IDLE
@@ -324,7 +320,7 @@ class World:
         finally:
             time.monotonic, time.sleep, deadline.CHANCE, outages._watch.is_asleep, idle.IDLE = kept
             for module in _DATED:
-                module.datetime = dates.datetime
+                module.datetime = dt.datetime
 
 
 class _Evenly:
