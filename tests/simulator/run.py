@@ -288,7 +288,8 @@ class Run:
                 must_reopen = choices.happens(0.5)
         else:
             unit.outcome = told = "ok"
-            self.unreported |= known & self.gone
+            if self.scene.lanes == 1:  # with more, the transaction may be on a lane whose row is not behind
+                self.unreported |= known & self.gone
             known.add(unit.number)
         unit.told = told
         self.world.note(process.name, f"transaction {unit.number}: {unit.outcome} ({told})")
