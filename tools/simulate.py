@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "removals")]
 from removal import copy_of_the_package  # noqa: E402  (the path comes first)
 
 from simulator.choices import shrunk  # noqa: E402
-from simulator.rules import VISIBLE, removals  # noqa: E402
+from simulator.rules import visible  # noqa: E402
 from simulator.run import Run, run  # noqa: E402
 
 _FAILED: Final = re.compile(r"^seed (\d+): (.*)$", re.MULTILINE)
@@ -86,7 +86,7 @@ def search(seeds: range) -> int:
 
 def without(wanted: Sequence[str], seeds: range, processes: int) -> int:
     """Remove rules from copies of the source, one at a time, and print after how many seeds each is missed."""
-    chosen = [each for each in removals() if each.rule in VISIBLE and (not wanted or each.rule.split()[0] in wanted)]
+    chosen = [each for each in visible() if not wanted or each.rule.split()[0] in wanted]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
 
         def missed(number: int) -> str | None:

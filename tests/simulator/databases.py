@@ -319,6 +319,7 @@ class MemoryTransaction(StoreTransaction):
                 database.before = (*before, dict(database.rows))
         finally:
             self.release()
+        self._world.committed()
 
     def _execute_quietly(self) -> None:
         try:
@@ -402,6 +403,7 @@ class MemoryKeyValues(KeyValues):
             if write.key[0] == "numbers":
                 self._database.numbers.add(int(write.key[1]))
                 self._database.order.append(int(write.key[1]))
+                self._world.committed()
         return None
 
     def passes(self, error: Exception) -> bool:

@@ -36,13 +36,13 @@ def judge(run: Run) -> None:
         raise SimulationError("messages are visible on another cluster")
     deleted = any(partition.deleted for partition in run.cluster.partitions.values())
     for entry in entries:
-        if entry.kind is LostKind.LOST and not deleted:
-            raise SimulationError(f"{entry.state} is lost, and was not published again")
+        if entry.kind is not LostKind.FORGOTTEN and entry.delivery is not None and not deleted:
+            raise SimulationError(f"{entry.state} is {entry.kind.value}, although its messages are in the log")
     if run.scene.lanes == 1 and run.scene.beside == "nothing":
         _check_order(run, visible)
 
 
-def _broken(  # noqa: PLR0911  (each is one part of the promise)
+def _broken(  # noqa: C901, PLR0911  (each is one part of the promise)
     run: Run, unit: Unit, shown: int, reported: dict[LostKind, set[int]]
 ) -> str | None:
     """What is wrong with one transaction."""
@@ -55,6 +55,8 @@ def _broken(  # noqa: PLR0911  (each is one part of the promise)
         return "is visible, and an operator has acknowledged it as lost"
     if shown and number in reported[LostKind.LOST]:
         return "is in the row as lost, and visible"
+    if is_row and number in reported[LostKind.FORGOTTEN]:
+        return "is in the row as forgotten, and the database has it"
     if shown and not is_row and number not in run.gone:
         return "is visible, and its row is not committed"
     is_known = number in run.acknowledged or any(number in numbers for numbers in reported.values())

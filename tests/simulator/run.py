@@ -127,12 +127,12 @@ class Scene:
             beside=beside,
             faults=Faults(
                 lost=often[choices.below(3)],
-                unanswered=often[choices.below(3)],
+                unanswered=often[choices.below(3) + is_late],
                 delayed=often[choices.below(4)],
                 dies=(0.0, 0.005, 0.02)[choices.below(3)],
                 pauses=(0.0, 0.02, 0.1)[choices.below(3)],
                 switches=(0.3, 0.05, 0.9)[choices.below(3)],
-                events=(0.02, 0.05, 0.1, 0.1 if is_late else 0.0)[choices.below(4)],
+                events=((0.05, 0.1, 0.15, 0.2) if is_late else (0.02, 0.05, 0.1, 0.0))[choices.below(4)],
             ),
         )
 

@@ -119,6 +119,7 @@ class World:
         self.late: list[Late] = []
         self.events: list[Callable[[], str | None]] = []
         self.steps = 0
+        self.commits = 0
         self.trace: list[str] | None = [] if trace else None
         self._main = getcurrent()
         self._last: Process | None = None
@@ -171,11 +172,29 @@ class World:
                 self.kill(process)
                 continue
             if faults.pauses and len(self.processes) > 1 and choices.happens(faults.pauses):
-                seconds = PAUSES[choices.below(len(PAUSES))]
-                self.note(process.name, f"is paused for {seconds} s")
-                process.wakes_at = self.now + seconds
+                self._paused(process)
                 continue
             self._resume(process)
+
+    def _paused(self, process: Process) -> None:
+        chosen = self.choices.below(2 * len(PAUSES))
+        seconds = PAUSES[chosen] if chosen < len(PAUSES) else PAUSES[-1]
+        process.wakes_at = self.now + seconds
+        if chosen >= len(PAUSES):  # between a COMMIT and what follows there is most to go wrong
+            before = self.commits
+            process.waits_for = lambda: self.commits > before
+        self.note(process.name, f"is paused for {seconds} s{', or until the next COMMIT' if process.waits_for else ''}")
+
+    def committed(self) -> None:
+        """A database has executed a user's COMMIT."""
+        self.commits += 1
+        if self.late and self.choices.happens(0.5):
+            self._deliver(self.choices.below(len(self.late)))
+
+    def _deliver(self, number: int) -> None:
+        late = self.late.pop(number)
+        self.note("network", f"delivers late: {late.what}")
+        late.effect()
 
     def _is_ready(self, process: Process) -> bool:
         if process.waits_for is not None and process.waits_for():
@@ -225,9 +244,7 @@ class World:
         if self.late:
             chosen = self.choices.below(len(self.late) + len(self.events))
             if chosen < len(self.late):
-                late = self.late.pop(chosen)
-                self.note("network", f"delivers late: {late.what}")
-                late.effect()
+                self._deliver(chosen)
                 return
             chosen -= len(self.late)
         elif self.events:
