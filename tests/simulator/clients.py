@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
-from dualwrite.deadline import Deadline, Limit
+from dualwrite.deadline import Deadline
 from dualwrite.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -49,90 +50,74 @@ from simulator.world import World
 
 TOPIC: Final = "orders"
 TIMEOUT_MS: Final = 20_000
+_TIMEOUT: Final = 30.0
 _PAUSE: Final = 0.05
 _NO_ANSWER: Final = InitProducerIdResult(int(ErrorCode.NETWORK_EXCEPTION), "NETWORK_EXCEPTION")
 _KNOWN: Final = InitProducerIdResult(int(ErrorCode.PRODUCER_FENCED), "PRODUCER_FENCED")
-_CONCURRENT: Final = int(ErrorCode.CONCURRENT_TRANSACTIONS)
+_CONCURRENT: Final = ErrorCode.CONCURRENT_TRANSACTIONS
+
+T = TypeVar("T")
+A = TypeVar("A", bound=EndTxnResult)
 
 
 def _unavailable() -> BrokerUnavailableError:
     return BrokerUnavailableError("No broker has answered.")
 
 
+def _unless_concurrent(request: Callable[[], A], deadline: Deadline) -> A:
+    """The answer, once an earlier transaction's markers are written."""
+    while (answer := request()).code == _CONCURRENT:
+        if deadline.expired:
+            raise _unavailable()
+        deadline.sleep(_PAUSE)
+    return answer
+
+
 class SimulatedCoordinator:
     """TransactionCoordinator of one process."""
 
-    def __init__(self, world: World, cluster: Cluster, timeout: float = 30.0) -> None:
-        self._world = world
-        self._cluster = cluster
-        self._timeout = timeout
+    def __init__(self, world: World, cluster: Cluster) -> None:
+        self._world, self._cluster = world, cluster
 
-    def _ask(self, what: str, effect: Callable[[], Any], *, changes: bool = False) -> Any:
+    def _ask(self, what: str, effect: Callable[[], T], *, changes: bool = False) -> T:
         return self._world.request(what, effect, _unavailable, changes=changes)
 
-    def _until_ended(self, what: str, effect: Callable[[], EndTxnResult], timeout: Limit | None) -> EndTxnResult:
-        """Repeat a request while markers are written."""
-        deadline = Deadline.of(self._timeout if timeout is None else timeout)
-        while True:
-            answer: EndTxnResult = self._ask(what, effect, changes=True)
-            if answer.code != _CONCURRENT:
-                return answer
-            if deadline.expired:
-                raise _unavailable()
-            deadline.sleep(_PAUSE)
-
-    def knows_end_by_epoch(self, *, timeout: Limit | None = None) -> bool:
+    def knows_end_by_epoch(self, *, timeout: Any = None) -> bool:
         return self._cluster.ends_by_epoch
 
-    def cluster_id(self, *, timeout: Limit | None = None) -> str:
-        name: str = self._ask("Metadata", lambda: self._cluster.name)
-        return name
+    def cluster_id(self, *, timeout: Any = None) -> str:
+        return self._ask("Metadata", lambda: self._cluster.name)
 
     def forget_cluster(self) -> None: ...
 
-    def describe(self, kafka_transactional_id: str, *, timeout: Limit | None = None) -> TransactionDescription | None:
-        found: TransactionDescription | None = self._ask(
-            f"describes {kafka_transactional_id}", lambda: self._cluster.describe(kafka_transactional_id)
-        )
-        return found
+    def describe(self, name: str, *, timeout: Any = None) -> TransactionDescription | None:
+        return self._ask(f"describes {name}", lambda: self._cluster.describe(name))
 
-    def describe_all(
-        self, kafka_transactional_ids: Sequence[str], *, timeout: Limit | None = None
-    ) -> dict[str, TransactionDescription | None]:
-        return {each: self.describe(each) for each in kafka_transactional_ids}
+    def describe_all(self, names: Sequence[str], *, timeout: Any = None) -> dict[str, TransactionDescription | None]:
+        return {name: self.describe(name) for name in names}
 
-    def end_transaction(
-        self, kafka_transactional_id: str, *, producer_id: int, epoch: int, commit: bool, timeout: Limit | None = None
-    ) -> EndTxnResult:
+    def end_transaction(self, name: str, *, producer_id: int, epoch: int, commit: bool, timeout: Any = None) -> EndTxnResult:
         cluster, by_epoch = self._cluster, self._cluster.ends_by_epoch
-        what = f"EndTxn({'commit' if commit else 'abort'}, {producer_id}:{epoch}) of {kafka_transactional_id}"
-        return self._until_ended(
-            what, lambda: cluster.end(kafka_transactional_id, producer_id, epoch, commit=commit, by_epoch=by_epoch), timeout
+        what = f"EndTxn {'v5' if by_epoch else 'v4'}({'commit' if commit else 'abort'}, {producer_id}:{epoch}) of {name}"
+        return _unless_concurrent(
+            lambda: self._ask(
+                what, lambda: cluster.end(name, producer_id, epoch, commit=commit, by_epoch=by_epoch), changes=True
+            ),
+            Deadline.of(_TIMEOUT if timeout is None else timeout),
         )
 
-    def end_all(self, endings: Sequence[EndingTransaction], *, timeout: Limit | None = None) -> list[EndTxnResult]:
+    def end_all(self, endings: Sequence[EndingTransaction], *, timeout: Any = None) -> list[EndTxnResult]:
         return [
             self.end_transaction(
-                each.kafka_transactional_id,
-                producer_id=each.producer_id,
-                epoch=each.epoch,
-                commit=each.commit,
-                timeout=timeout,
+                each.kafka_transactional_id, producer_id=each.producer_id, epoch=each.epoch, commit=each.commit, timeout=timeout
             )
             for each in endings
         ]
 
-    def init_producer_id(
-        self, kafka_transactional_id: str, *, timeout: Limit | None = None, timeout_ms: int = TIMEOUT_MS
-    ) -> EndTxnResult:
-        answer: EndTxnResult = self._ask(
-            f"InitProducerId of {kafka_transactional_id}",
-            lambda: self._cluster.init(kafka_transactional_id, timeout_ms),
-            changes=True,
-        )
-        return answer
+    def init_producer_id(self, name: str, *, timeout: Any = None, timeout_ms: int = TIMEOUT_MS) -> InitProducerIdResult:
+        return self._ask(f"InitProducerId of {name}", lambda: self._cluster.init(name, timeout_ms), changes=True)
 
-    def create_all(self, new: Sequence[NewProducerId], *, timeout: Limit | None = None) -> list[InitProducerIdResult]:
+    def create_all(self, new: Sequence[NewProducerId], *, timeout: Any = None) -> list[InitProducerIdResult]:
         return [self._created(each) for each in new]
 
     def _created(self, new: NewProducerId) -> InitProducerIdResult:
@@ -152,9 +137,8 @@ class SimulatedCoordinator:
 
     # --- the log ----------------------------------------------------------------------------------------------------------
 
-    def fate(self, state: PreparedTxnState, place: Place, *, timeout: Limit | None = None) -> Fate:
-        found: Fate = self._ask(f"reads in the log how {state} ended", lambda: self._fate(state, place))
-        return found
+    def fate(self, state: PreparedTxnState, place: Place, *, timeout: Any = None) -> Fate:
+        return self._ask(f"reads in the log how {state} ended", lambda: self._fate(state, place))
 
     def _fate(self, state: PreparedTxnState, place: Place) -> Fate:
         cluster, partition = self._cluster, self._cluster.partitions[place.partition]
@@ -169,7 +153,7 @@ class SimulatedCoordinator:
                 return Fate.COMMITTED if record.commits else Fate.ABORTED
         return Fate.OPEN
 
-    def find_messages(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Limit | None = None) -> FoundMessages:
+    def find_messages(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Any = None) -> FoundMessages:
         fates: list[Fate] = self._ask(
             f"looks for the messages of {state}", lambda: [self._fate(state, place) for place in delivery.places]
         )
@@ -187,22 +171,20 @@ class SimulatedCoordinator:
                 found.append(FoundPlace(TOPIC, place.partition, at, end, place.messages))
         return FoundMessages(tuple(found), tuple(missing))
 
-    def read_messages(
-        self, state: PreparedTxnState, found: FoundMessages, *, timeout: Limit | None = None
-    ) -> Iterator[Message]:
+    def read_messages(self, state: PreparedTxnState, found: FoundMessages, *, timeout: Any = None) -> Iterator[Message]:
         for place in found.places:
             log = self._cluster.partitions[place.partition].log[place.first_offset : place.end_offset]
             for record in log:
                 if (record.producer_id, record.epoch) == (state.producer_id, state.epoch):
                     yield Message(TOPIC, b"%d" % record.number, None, None, place.partition, None)
 
-    def find_later(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Limit) -> tuple[int, Delivery | None]:
+    def find_later(self, state: PreparedTxnState, delivery: Delivery, *, timeout: Any) -> tuple[int, Delivery | None]:
         return 1, None
 
-    def committed_positions(self, group_id: str, partitions: Any, *, timeout: Limit | None = None) -> dict[Any, int]:
+    def committed_positions(self, group_id: str, partitions: Any, *, timeout: Any = None) -> dict[Any, int]:
         return {}
 
-    def list_transactions(self, prefix: str = "", *, timeout: Limit | None = None) -> list[Any]:
+    def list_transactions(self, prefix: str = "", *, timeout: Any = None) -> list[Any]:
         return []
 
     def close(self) -> None: ...
@@ -263,23 +245,23 @@ class _Producer(Sending):
     def _sent(self, partition: int, number: int) -> int:
         sequence = self._sequences[partition]
         self._sequences[partition] += 1
-        name, producer_id, epoch, cluster = self.kafka_transactional_id, self._id, self._epoch, self._cluster
-        by_epoch = self.by_epoch
-        deadline = Deadline.after(30.0)
+        name, of, produce, adds = self.kafka_transactional_id, (self._id, self._epoch), self._cluster.produce, self.by_epoch
+        what = f"Produce({self._id}:{self._epoch}, message {number})"
+        return self._stored_by(what, lambda: produce(name, *of, partition, sequence, number, adds=adds))
 
-        def effect() -> tuple[ErrorCode, int]:
-            return cluster.produce(name, producer_id, epoch, partition, sequence, number, adds=by_epoch)
-
+    def _stored_by(self, what: str, effect: Callable[[], tuple[ErrorCode, int]]) -> int:
+        """Repeat a request until the brokers have stored something."""
+        deadline = Deadline.after(_TIMEOUT)
         while True:
             try:
-                code, offset = self._world.request(f"Produce({producer_id}:{epoch}, message {number})", effect, _unavailable)
+                code, offset = self._world.request(what, effect, _unavailable)
             except BrokerUnavailableError as error:
                 self._failed()
-                raise DeliveryError("A message was not acknowledged.", transactional_id=name) from error
+                raise DeliveryError("A message was not stored.", transactional_id=self.kafka_transactional_id) from error
             if code is ErrorCode.NONE:
                 return offset
-            if code is not ErrorCode.CONCURRENT_TRANSACTIONS or deadline.expired:
-                raise self._fenced(f"Produce was answered {code.name}")
+            if code is not _CONCURRENT or deadline.expired:
+                raise self._fenced(f"{what} was answered {code.name}")
             deadline.sleep(_PAUSE)
 
     def _fenced(self, what: str) -> ProducerFencedError:
@@ -299,24 +281,22 @@ class _Producer(Sending):
 class NativeProducer(_Producer):
     """As `dualwrite.kafka.native`: each transaction has its own epoch."""
 
-    def init_transactions(self, *, timeout: Limit) -> None:
-        answer = self._coordinator.init_producer_id(self.kafka_transactional_id, timeout_ms=self._timeout_ms)
-        while answer.code == _CONCURRENT:
-            time.sleep(_PAUSE)
-            answer = self._coordinator.init_producer_id(self.kafka_transactional_id, timeout_ms=self._timeout_ms)
-        self._continue(answer)
+    def init_transactions(self, *, timeout: Any) -> None:
+        name = self.kafka_transactional_id
+        init = partial(self._coordinator.init_producer_id, name, timeout_ms=self._timeout_ms)
+        self._continue(_unless_concurrent(init, Deadline.of(timeout)))
 
     @property
     def _timeout_ms(self) -> int:
         return NO_TIMEOUT_MS if self._two_phase else TIMEOUT_MS
 
-    def wanted_timeout_ms(self, *, timeout: Limit) -> int:
+    def wanted_timeout_ms(self, *, timeout: Any) -> int:
         return self._timeout_ms
 
-    def creation(self, *, timeout: Limit) -> NewProducerId:
+    def creation(self, *, timeout: Any) -> NewProducerId:
         return NewProducerId(self.kafka_transactional_id, TIMEOUT_MS, self._two_phase)
 
-    def created(self, answer: InitProducerIdResult, *, timeout: Limit) -> bool:
+    def created(self, answer: InitProducerIdResult, *, timeout: Any) -> bool:
         if answer.code in (ErrorCode.PRODUCER_FENCED, ErrorCode.NETWORK_EXCEPTION, ErrorCode.CONCURRENT_TRANSACTIONS):
             return False
         if not answer.proven:
@@ -371,16 +351,10 @@ class LibrdkafkaProducer(_Producer):
         self._added: set[int] = set()
         self._previous_start = -1
 
-    def init_transactions(self, *, timeout: Limit) -> None:
-        deadline = Deadline.of(timeout)
-        while True:
-            answer = self._coordinator.init_producer_id(self.kafka_transactional_id)
-            if answer.proven:
-                self._id, self._epoch = answer.producer_id, answer.epoch
-                return
-            if deadline.expired:
-                raise _unavailable()
-            deadline.sleep(_PAUSE)
+    def init_transactions(self, *, timeout: Any) -> None:
+        name = self.kafka_transactional_id
+        answer = _unless_concurrent(lambda: self._coordinator.init_producer_id(name), Deadline.of(timeout))
+        self._id, self._epoch = answer.producer_id, answer.epoch
 
     def begin_transaction(self) -> None:
         super().begin_transaction()
@@ -390,24 +364,10 @@ class LibrdkafkaProducer(_Producer):
         self.must_be_replaced = True
 
     def _sent(self, partition: int, number: int) -> int:
-        name, producer_id, epoch, cluster = self.kafka_transactional_id, self._id, self._epoch, self._cluster
-        deadline = Deadline.after(30.0)
-        while partition not in self._added:
-            try:
-                code = self._world.request(
-                    f"AddPartitionsToTxn({producer_id}:{epoch})",
-                    lambda: cluster.add(name, producer_id, epoch, partition),
-                    _unavailable,
-                )
-            except BrokerUnavailableError as error:
-                self._failed()
-                raise DeliveryError("A message was not acknowledged.", transactional_id=name) from error
-            if code is ErrorCode.NONE:
-                self._added.add(partition)
-            elif code is not ErrorCode.CONCURRENT_TRANSACTIONS or deadline.expired:
-                raise self._fenced(f"AddPartitionsToTxn was answered {code.name}")
-            else:
-                deadline.sleep(_PAUSE)
+        if partition not in self._added:
+            name, of, add = self.kafka_transactional_id, (self._id, self._epoch), self._cluster.add
+            self._stored_by(f"AddPartitionsToTxn({self._id}:{self._epoch})", lambda: (add(name, *of, partition), 0))
+            self._added.add(partition)
         return super()._sent(partition, number)
 
     def prepare_transaction(self, *, timeout: float) -> PreparedTxnState | None:
@@ -433,28 +393,20 @@ class LibrdkafkaProducer(_Producer):
     def _end(self, *, commit: bool, timeout: float) -> None:
         if not self._has_content:
             return
-        deadline = Deadline.of(timeout)
-        name, producer_id, epoch, cluster = self.kafka_transactional_id, self._id, self._epoch, self._cluster
+        name, producer_id, epoch = self.kafka_transactional_id, self._id, self._epoch
         what = f"EndTxn v4({'commit' if commit else 'abort'}, {producer_id}:{epoch}) of {name}"
-        while True:
+        end = partial(self._cluster.end, name, producer_id, epoch, commit=commit, by_epoch=False)
+
+        def once() -> EndTxnResult:
             try:
-                answer = self._world.request(
-                    what, lambda: cluster.end(name, producer_id, epoch, commit=commit, by_epoch=False), _unavailable, attempts=1
-                )
+                return self._world.request(what, end, _unavailable, attempts=1)
             except BrokerUnavailableError:
-                self.must_be_replaced = True  # rule F9
-                if deadline.expired:
-                    raise
-                deadline.sleep(_PAUSE)
-                continue
-            if answer.proven:
-                return
-            if answer.code != _CONCURRENT:
-                raise self._fenced(f"EndTxn was answered {answer.name}")
-            if deadline.expired:
-                self.must_be_replaced = True
-                raise _unavailable()
-            deadline.sleep(_PAUSE)
+                self.must_be_replaced = True  # rule F9: it is sent again
+                return EndTxnResult(_CONCURRENT, "")
+
+        answer = _unless_concurrent(once, Deadline.of(timeout))
+        if not answer.proven:
+            raise self._fenced(f"EndTxn was answered {answer.name}")
 
 
 def producers(world: World, cluster: Cluster, coordinator: SimulatedCoordinator, kind: ProducerKind) -> ProducerFactory:
