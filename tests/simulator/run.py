@@ -114,7 +114,7 @@ class Scene:
         often = (0.0, 0.01, 0.04, 0.12)
         return cls(
             kind=kind,
-            store=("rows", "late rows", "keys")[choices.weighted((0.3, 0.15))],
+            store=("rows", "late rows", "keys")[choices.weighted((0.35, 0.1))],
             writers=((2,), (1, 1), (2, 2), (3, 1), (1, 1, 1))[choices.below(5)],
             recoverers=choices.below(3),
             lanes=1 + choices.happens(0.2),
