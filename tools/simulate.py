@@ -65,7 +65,7 @@ def show(seed: int) -> int:
     """Print the trace of one seed."""
     broken, made = smallest(seed)
     print(f"seed {seed}: {made.scene}")
-    print(*made.trace, sep="\n")
+    print(*(made.world.trace or ()), sep="\n")
     print(f"=> {broken or 'the promise is kept'}")
     return int(broken is not None)
 

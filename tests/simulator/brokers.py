@@ -102,6 +102,7 @@ class Cluster:
         self.entries: dict[str, Entry] = {}
         self.partitions: dict[int, Partition] = {0: Partition(), 1: Partition()}
         self.is_readable = True
+        self.was_too_late = False  # a producer has found that too little time is left
         self.timed_out: set[tuple[int, int]] = set()
         self._now = now
         self._first_epoch = first_epoch

@@ -233,6 +233,7 @@ class _Producer(Sending):
         age, timeout = 0.0 if self._began is None else time.monotonic() - self._began, self.transaction_timeout
         if timeout is not None and age > 0.8 * timeout:
             self._failed()
+            self._cluster.was_too_late = True
             raise TransactionTimeoutError("Too little time is left.", transactional_id=self.kafka_transactional_id)
 
     def _failed(self) -> None: ...
