@@ -24,12 +24,11 @@ from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import OnLost, Timeouts
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import LostKind, LostTransaction, StateRow, TxnStateStore
-from dualwrite.stores.identity import StoreIdentity
 from dualwrite.writer import DualWriter
 from simulator.brokers import Cluster
 from simulator.choices import Choices
 from simulator.clients import TOPIC, SimulatedCoordinator, producers
-from simulator.databases import Database, MemoryKeyValueStore, MemoryStore
+from simulator.databases import Database, MemoryStore
 from simulator.judge import judge
 from simulator.world import Faults, Process, SimulationError, World
 
@@ -145,7 +144,7 @@ class Run:
         self.choices = choices
         self.world = world = World(choices, scene.faults, trace=trace)
         self.cluster, self.other = self._cluster("kafka"), self._cluster("another")
-        self.database, self.second = Database("first", StoreIdentity("a" * 12)), Database("second", StoreIdentity("b" * 12))
+        self.database, self.second = Database("first", "a" * 12), Database("second", "b" * 12)
         self.units: list[Unit] = []
         self.acknowledged: set[int] = set()
         self.acknowledged_to: dict[Process, set[int]] = {}
@@ -186,7 +185,7 @@ class Run:
 
     def _acknowledges(self) -> str | None:
         store = self.store(self.database)
-        for name in store.list():
+        for name in [] if self.database.locks else store.list():
             removed = store.acknowledge(name)
             if removed:
                 numbers = {n for entry in removed if entry.kind is LostKind.LOST for n in self.messages_of(entry)}
@@ -212,9 +211,8 @@ class Run:
 
     def store(self, database: Database) -> TxnStateStore:
         """A process's connection to a database."""
-        if self.scene.store == "keys":
-            return MemoryKeyValueStore(self.world, database)
-        return MemoryStore(self.world, database, begins_late=self.scene.store == "late rows")
+        store = self.scene.store
+        return MemoryStore(self.world, database, locks=store != "keys", begins_late=store == "late rows")
 
     # --- processes --------------------------------------------------------------------------------------------------------
 
@@ -352,8 +350,7 @@ class Run:
 
     def _copied(self) -> Database:
         """A copy of the database, which gets a store id of its own."""
-        copy = replace(self.database, name="copied", rows=dict(self.database.rows), texts=dict(self.database.texts))
-        copy.locks = {}
+        copy = replace(self.database, name="copied", texts=dict(self.database.texts), locks={})
         clusters.new_store_id(self.store(copy), timeout=2.0)
         return copy
 
