@@ -103,7 +103,9 @@ class Cluster:
         self.partitions: dict[int, Partition] = {0: Partition(), 1: Partition()}
         self.is_readable = True
         self.was_too_late = False  # a producer has found that too little time is left
-        self.timed_out: set[tuple[int, int]] = set()
+        self.has_forgotten = False
+        self.opened: Callable[[str], None] = lambda _: None  # told of an id on which a message has opened a transaction
+        self.aborted: Callable[[set[int]], None] = lambda _: None  # told of messages that a request has aborted
         self._now = now
         self._first_epoch = first_epoch
         self._last_id = 999
@@ -185,6 +187,8 @@ class Cluster:
         if entry.status is not Status.ONGOING:
             entry.status, entry.start_ms, entry.partitions = Status.ONGOING, self._new_start(entry), set()
             entry.previous_id = -1
+            if self.adds_in_produce:
+                self.opened(name)
         entry.partitions.add(partition)
         return ErrorCode.NONE
 
@@ -226,8 +230,7 @@ class Cluster:
         now = self._now() * 1000
         for name, entry in self.entries.items():
             if entry.status is Status.ONGOING and now - entry.start_ms > entry.timeout_ms:
-                self.timed_out.add((entry.producer_id, entry.epoch))
-                self._fence(entry)
+                self._fence(entry, by_request=False)
                 return f"the transaction of {name} times out"
         return None
 
@@ -236,6 +239,7 @@ class Cluster:
         found = [name for name, entry in self.entries.items() if entry.status in (*_ENDED, Status.EMPTY)]
         for name in found:
             del self.entries[name]
+        self.has_forgotten = self.has_forgotten or bool(found)
         return f"the coordinator forgets {', '.join(found)}" if found else None
 
     def delete_records(self) -> str | None:
@@ -294,13 +298,34 @@ class Cluster:
         entry = self.entries[name] = Entry(self._new_id(), self._first_epoch, timeout_ms)
         return InitProducerIdResult(0, "NONE", entry.producer_id, entry.epoch)
 
-    def _fence(self, entry: Entry) -> None:
+    def _fence(self, entry: Entry, *, by_request: bool = True) -> None:
         """Abort with the next epoch, which nobody has."""
+        if by_request:
+            self.aborted(self._open(entry))
         entry.epoch += 1
         self._decide(entry, commit=False)
 
+    def _open(self, entry: Entry) -> set[int]:
+        """The messages of a transaction that is open, except those that another one had before."""
+        found: set[int] = set()
+        for number in entry.partitions:
+            earlier: set[int | None] = set()
+            own: set[int] = set()
+            for record in self.partitions[number].log:
+                if record.producer_id != entry.producer_id:
+                    earlier.add(record.number)
+                elif record.number is None:
+                    earlier |= own
+                    own = set()
+                else:
+                    own.add(record.number)
+            found |= own - earlier
+        return found
+
     def _ended(self, entry: Entry, *, commit: bool, by_epoch: bool) -> EndTxnResult:
         answer = EndTxnResult(0, "NONE", entry.producer_id, entry.epoch)
+        if not commit and entry.status is Status.ONGOING:
+            self.aborted(self._open(entry))
         if by_epoch:
             if entry.epoch >= LAST_EPOCH:
                 entry.next_id = self._new_id()

@@ -235,6 +235,10 @@ class _Producer(Sending):
             self._failed()
             self._cluster.was_too_late = True
             raise TransactionTimeoutError("Too little time is left.", transactional_id=self.kafka_transactional_id)
+        world = self._world
+        if timeout is not None and world.faults.oversleeps and world.choices.happens(world.faults.oversleeps):
+            world.now += timeout
+            world.note("environment", f"{timeout:g} s pass; {self._cluster.time_out()}")
 
     def _failed(self) -> None: ...
 
@@ -353,8 +357,12 @@ class LibrdkafkaProducer(_Producer):
         self._previous_start = -1
 
     def init_transactions(self, *, timeout: Any) -> None:
-        name = self.kafka_transactional_id
-        answer = _unless_concurrent(lambda: self._coordinator.init_producer_id(name), Deadline.of(timeout))
+        """Sent once: a duplicate that arrives in the session's first transaction can't be excluded (docs: the promise)."""
+        name, init, world = self.kafka_transactional_id, self._cluster.init, self._world
+        answer = _unless_concurrent(
+            lambda: world.request(f"InitProducerId of {name}", lambda: init(name, TIMEOUT_MS), _unavailable, attempts=1),
+            Deadline.of(timeout),
+        )
         self._id, self._epoch = answer.producer_id, answer.epoch
 
     def begin_transaction(self) -> None:

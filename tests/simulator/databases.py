@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import DualWriteError, StoreCommitUnknownError, StoreUnavailableError
 from dualwrite.state import PreparedTxnState
+from dualwrite.stores import key_values
 from dualwrite.stores.base import Claim, StateRow, StoreTransaction
 from dualwrite.stores.identity import StoreIdentity
 from dualwrite.stores.key_value_store import KeyValueStore
@@ -29,9 +31,12 @@ from dualwrite.stores.key_values import (
     Key,
     KeyValues,
     Write,
+    row_in,
 )
+from dualwrite.stores.rows import new_token
 from simulator.world import Fate, Late, World
 
+key_values.parse_document = lru_cache(1024)(key_values.parse_document)  # rows are values
 NUMBERS: Final = "numbers"
 _LOCK_SECONDS: Final = 1.0
 
@@ -45,6 +50,7 @@ class Database:
         numbers: The user's rows.
         order: The same, in the order of their commits.
         lock: Who holds the lock of the row of this id: a transaction.
+        claimants: Who has made the claim with this token: a process.
         era: How often it has gone back, which breaks every connection.
         before: What it was before the last commit of a user's transaction, and after it.
     """
@@ -55,6 +61,7 @@ class Database:
     numbers: set[int] = field(default_factory=set)
     order: list[int] = field(default_factory=list)
     locks: dict[Key, object] = field(default_factory=dict)
+    claimants: dict[str, object] = field(default_factory=dict)
     era: int = 0
     before: tuple[dict[Key, tuple[bytes, int]], set[int], dict[Key, tuple[bytes, int]]] | None = None
     _versions: int = 0
@@ -80,6 +87,11 @@ class Database:
             self.order += added
             self.before = (*before, dict(texts))
         return None
+
+    def row(self, transactional_id: str) -> StateRow | None:
+        """The row, without a request."""
+        key = ROWS, transactional_id
+        return row_in(transactional_id, Found(self.texts[key][0])) if key in self.texts else None
 
     def go_back(self) -> set[int] | None:
         """Become what it was before its last commit, if nothing was changed since: what it has forgotten."""
@@ -271,6 +283,11 @@ class MemoryStore(KeyValueStore):
 
     def _transaction(self, claim: Claim, row: StateRow | None) -> StoreTransaction:
         return MemoryTransaction(self._port, claim, row, locks=self._locks)
+
+    def claim(self, transactional_id: str, owner: str, *, token: str | None = None, **details: Any) -> Claim:
+        token = token or new_token()
+        self._port.database.claimants[token] = self._port.world.current
+        return super().claim(transactional_id, owner, token=token, **details)
 
     def begin_soon(self, claim: Claim) -> StoreTransaction:
         return self._transaction(claim, None) if self._begins_late else self.begin(claim)

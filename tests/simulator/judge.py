@@ -9,6 +9,7 @@ from dualwrite.stores.base import LostKind
 from simulator.world import SimulationError
 
 if TYPE_CHECKING:
+    from dualwrite.stores.base import LostTransaction
     from simulator.run import Run, Unit
 
 
@@ -18,6 +19,8 @@ def judge(run: Run) -> None:
     Raises:
         SimulationError: The promise is broken.
     """
+    if run.world.broken is not None:
+        raise SimulationError(run.world.broken)
     if hanging := run.cluster.hanging():
         raise SimulationError(f"after recovery something is open: {hanging}")
     if run.unreported:
@@ -34,13 +37,20 @@ def judge(run: Run) -> None:
         raise SimulationError(f"unknown messages are visible: {dict(seen)}")
     if any(run.other.visible()):
         raise SimulationError("messages are visible on another cluster")
-    deleted = any(partition.deleted for partition in run.cluster.partitions.values())
-    for entry in entries:
-        if entry.kind is not LostKind.FORGOTTEN and entry.delivery is not None and not deleted:
-            raise SimulationError(f"{entry.state} is {entry.kind.value}, although its messages are in the log")
+    _check_entries(run, entries)
     # a writer whose copy of a lost transaction had too little time goes on, and another publishes it behind the next one
     if run.scene.lanes == 1 and run.scene.beside == "nothing" and not run.cluster.was_too_late:
         _check_order(run, visible)
+
+
+def _check_entries(run: Run, entries: list[LostTransaction]) -> None:
+    """What is in the rows as lost or unverified could not be found out, or published."""
+    deleted = any(partition.deleted for partition in run.cluster.partitions.values())
+    for entry in entries:
+        if entry.kind is LostKind.UNVERIFIED and not run.cluster.has_forgotten:
+            raise SimulationError(f"{entry.state} is UNVERIFIED, although the coordinator has forgotten nothing")
+        if entry.kind is not LostKind.FORGOTTEN and entry.delivery is not None and not deleted:
+            raise SimulationError(f"{entry.state} is {entry.kind.value}, although its messages are in the log")
 
 
 def _broken(  # noqa: C901, PLR0911  (each is one part of the promise)
@@ -67,7 +77,10 @@ def _broken(  # noqa: C901, PLR0911  (each is one part of the promise)
         return "was acknowledged, and is missing"
     if unit.outcome == "rolled back" and (shown or is_row):
         return "was reported as rolled back, and is committed"
-    may_be_found_later = "Too little time" in unit.told or run.scene.beside == "a forgotten id"  # as the log can be read then
+    may_be_found_later = "Too little time" in unit.told or run.scene.beside in (
+        "a forgotten id",
+        "retention",
+    )  # as the log can be read then
     if unit.outcome == "lost" and shown and unit.on_lost == "republish" and not may_be_found_later:
         return "was reported as lost, and is visible"
     return None

@@ -1,4 +1,4 @@
-"""The rules in `tests/removals` that the simulator can see: their code runs here, and they keep what is judged."""
+"""The rules in `tests/removals` that the simulator finds when they are taken out, and why it can't find the others."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from removal import Removal
 
 from surroundings import SURROUNDINGS
 
-_ABOVE: Final = ("recipe/", "recovery/", "stores/rows.py", "transaction.py")
-"""What has the code of rules and is not replaced in memory."""
+_REPLACED: Final = ("kafka/", "stores/sql/")
+"""What has the code of rules and is replaced in memory."""
 
-_UNSEEN: Final = {
-    "SG resolved generations are not described again": "saves requests",
-    "UC the log of another cluster proves nothing": "needs an id that has moved",
+UNSEEN: Final = {
+    "SG resolved generations are not described again": "it saves requests",
+    "UC an UNVERIFIED transaction that is found ongoing is committed": "it needs a row that names no cluster",
+    "UC the log of another cluster proves nothing": "it needs an id that has moved",
     "UG a generation with an UNVERIFIED entry is not used again": "NG alone prevents its trace, too",
     "RC only on the cluster that the entry names": "NG alone prevents its trace, too",
+    "RL only what is proven lost is published again": "who looks for the messages in the log sees the marker behind them, too",
 }
 """Rules of the protocol that run here, and why no run can show that one is missing."""
 
 _PROMISES: Final = (
     "the log proves what its coordinator has forgotten",
     "a transaction that was found committed is reported as committed",
-    "an entry is added only while the row is behind: what was read may not have been the newest",
 )
 """The other entries that are about what is judged; most are about messages for people, waiting, and journals."""
 
 
 def visible() -> list[Removal]:
-    """The entries."""
-    protocol = [each for each in PROTOCOL if each.module.startswith(_ABOVE) and each.rule not in _UNSEEN]
+    """The entries that are found within 100,000 seeds."""
+    protocol = [each for each in PROTOCOL if not each.module.startswith(_REPLACED) and each.rule not in UNSEEN]
     return [*protocol, *(each for each in (*PROMISES, *SURROUNDINGS) if each.rule in _PROMISES)]

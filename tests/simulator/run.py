@@ -17,6 +17,8 @@ from dualwrite.errors import (
     LostTransactionError,
     UnverifiedTransactionError,
 )
+from dualwrite.observability.events import Event, TransactionEvent
+from dualwrite.observability.observers import observing
 from dualwrite.recipe.republish import RecoveryPublisher
 from dualwrite.recovery import clusters
 from dualwrite.recovery.recoverer import Recoverer
@@ -24,6 +26,7 @@ from dualwrite.recovery.report import RecoveryReport
 from dualwrite.settings import OnLost, Timeouts
 from dualwrite.state import ProducerKind
 from dualwrite.stores.base import LostKind, LostTransaction, StateRow, TxnStateStore
+from dualwrite.transactional_id import TransactionalId
 from dualwrite.writer import DualWriter
 from simulator.brokers import Cluster
 from simulator.choices import Choices
@@ -53,6 +56,29 @@ class Unit:
     on_lost: OnLost
     outcome: str = "unknown"
     told: str = ""
+
+
+_HEARD: Final = {
+    "ok": "TransactionCommitted",
+    "rolled back": "TransactionRolledBack",
+    "lost": "TransactionLost",
+    "unknown": "TransactionInDoubt",
+}
+"""The event of each outcome."""
+
+
+def _outcome(error: Exception | None) -> str:
+    """What a caller is told."""
+    match error:
+        case None:
+            return "ok"
+        case InDoubtTransactionError():
+            return "unknown"
+        case CommittedTransactionsForgottenError():
+            return "rolled back"
+        case LostTransactionError() | UnverifiedTransactionError():
+            return "lost"
+    return "rolled back"
 
 
 class _UsersError(Exception):
@@ -110,6 +136,7 @@ class Scene:
         is_late = beside in _AFTER_TIMEOUTS
         kind = (ProducerKind.NATIVE_TWO_PHASE, ProducerKind.NATIVE, ProducerKind.LIBRDKAFKA)[choices.below(3)]
         kind = ProducerKind.NATIVE if is_late and kind is ProducerKind.NATIVE_TWO_PHASE else kind
+        times_out = kind is not ProducerKind.NATIVE_TWO_PHASE and (is_late or choices.happens(0.6))
         often = (0.0, 0.01, 0.04, 0.12)
         return cls(
             kind=kind,
@@ -122,7 +149,7 @@ class Scene:
             is_slow=choices.happens(0.3),
             is_plain=choices.happens(0.2),
             first_epoch=32762 + choices.below(5) if choices.happens(0.1) else 0,
-            times_out=kind is not ProducerKind.NATIVE_TWO_PHASE and (is_late or choices.happens(0.6)),
+            times_out=times_out,
             beside=beside,
             faults=Faults(
                 lost=often[choices.below(3)],
@@ -131,6 +158,7 @@ class Scene:
                 dies=(0.0, 0.005, 0.02)[choices.below(3)],
                 pauses=(0.0, 0.02, 0.1)[choices.below(3)],
                 switches=(0.3, 0.05, 0.9)[choices.below(3)],
+                oversleeps=(0.0, 0.1, 0.3)[choices.below(3)] if times_out else 0.0,
                 events=((0.05, 0.1, 0.15, 0.2) if is_late else (0.02, 0.05, 0.1, 0.0))[choices.below(4)],
             ),
         )
@@ -145,7 +173,9 @@ class Run:
         self.world = world = World(choices, scene.faults, trace=trace)
         self.cluster, self.other = self._cluster("kafka"), self._cluster("another")
         self.database, self.second = Database("first", "a" * 12), Database("second", "b" * 12)
+        self.cluster.aborted, self.cluster.opened = self._aborted, self._opened_at
         self.units: list[Unit] = []
+        self.heard: dict[Process | None, str] = {}
         self.acknowledged: set[int] = set()
         self.acknowledged_to: dict[Process, set[int]] = {}
         self.gone: set[int] = set()
@@ -158,7 +188,7 @@ class Run:
             world.events += [self.cluster.time_out, self._lets_time_pass]
         beside = {
             "an operator": (self._acknowledges,),
-            "retention": (self.cluster.delete_records, self._acknowledges),
+            "retention": (self.cluster.delete_records, self._acknowledges, self._hides_log),
             "a forgotten id": (self._forgets, self._hides_log),
             "a database that goes back": (self._goes_back,),
         }
@@ -175,6 +205,33 @@ class Run:
             first_epoch=scene.first_epoch,
             adds_in_produce=scene.kind.takes_over,
         )
+
+    # --- what is judged at once ---------------------------------------------------------------------------------------------
+
+    def _aborted(self, numbers: set[int]) -> None:
+        """A request has aborted an open transaction: only a timeout may do that to one that the database has committed."""
+        if wrong := {n for n in numbers if n in self.units[n - 1].database.numbers}:
+            self.world.breaks(f"transaction {wrong} is committed, and a request aborts it")
+
+    def _opened_at(self, name: str) -> None:
+        """A message has opened a transaction: not on a generation on which nothing is open any more."""
+        of = TransactionalId.of_kafka(name)
+        database = self.database if of is not None and of.store_id == self.database.store_id else self.second
+        row = None if of is None else database.row(of.row)
+        if of is not None and row is not None and of.generation <= row.resolved_generation:
+            self.world.breaks(f"a message opens a transaction on {name}, which is resolved")
+
+    def _hears(self, event: Event) -> None:
+        """What observers are told of a process's last transaction."""
+        if isinstance(event, TransactionEvent):
+            self.heard[self.world.current] = type(event).__name__
+
+    def _check_fenced(self, process: Process, database: Database, error: FencedError) -> None:
+        """Somebody else has claimed the id of a writer that is fenced."""
+        row = database.row(error.transactional_id or ID)
+        is_newest = row is not None and row.fence == error.facts.get("current_fence")
+        if row is not None and is_newest and database.claimants.get(row.claim_token) is process:
+            self.world.breaks(f"{process.name} was fenced by its own claim")
 
     # --- what happens beside the processes ----------------------------------------------------------------------------------
 
@@ -260,8 +317,8 @@ class Run:
         choices = self.choices
         unit = Unit(len(self.units) + 1, ((0,), (1,), (0, 1))[choices.below(3)], database, self.scene.on_lost)
         self.units.append(unit)
-        must_reopen = False
-        known = self.acknowledged_to.setdefault(process, set())
+        self.heard[process] = ""
+        error: Exception | None = None
         try:
             with writer.transaction() as tx:
                 if choices.happens(0.3):
@@ -272,26 +329,24 @@ class Run:
                     self._sends(tx, unit)
                 if choices.happens(0.05):
                     raise _UsersError  # noqa: TRY301  (as a user's block does)
-        except InDoubtTransactionError as error:
-            told = f"{type(error).__name__}: {error}"
-        except CommittedTransactionsForgottenError as error:
-            unit.outcome, told = "rolled back", f"{type(error).__name__}: {error}"
+        except (DualWriteError, _UsersError) as raised:
+            error = raised
+        unit.outcome, unit.told = _outcome(error), "ok" if error is None else f"{type(error).__name__}: {error}"
+        self.world.note(process.name, f"transaction {unit.number}: {unit.outcome} ({unit.told})")
+        if (heard := self.heard[process]) not in ("", _HEARD[unit.outcome]):
+            self.world.breaks(f"the caller of transaction {unit.number} was told {unit.told}, and observers {heard}")
+        known = self.acknowledged_to.setdefault(process, set())
+        if isinstance(error, CommittedTransactionsForgottenError):
             known -= self.gone
-        except (LostTransactionError, UnverifiedTransactionError) as error:
-            unit.outcome, told = "lost", f"{type(error).__name__}: {error}"
-        except (DualWriteError, _UsersError) as error:
-            unit.outcome, told = "rolled back", f"{type(error).__name__}: {error}"
-            if isinstance(error, FencedError):  # of the row of another claim nobody can say that it is behind
-                known.clear()
-                must_reopen = choices.happens(0.5)
-        else:
-            unit.outcome = told = "ok"
+        elif isinstance(error, FencedError):
+            known.clear()  # of the row of another claim nobody can say that it is behind
+            self._check_fenced(process, database, error)
+            return choices.happens(0.5)
+        elif error is None:
             if self.scene.lanes == 1:  # with more, the transaction may be on a lane whose row is not behind
                 self.unreported |= known & self.gone
             known.add(unit.number)
-        unit.told = told
-        self.world.note(process.name, f"transaction {unit.number}: {unit.outcome} ({told})")
-        return must_reopen
+        return False
 
     def _sends(self, tx: Any, unit: Unit) -> None:
         for partition in unit.partitions:
@@ -318,7 +373,7 @@ class Run:
     def run(self) -> None:
         """Run everything, then recover on a quiet network; raises SimulationError if the promise is broken."""
         world, scene, below = self.world, self.scene, self.choices.below
-        with world.clocks():
+        with world.clocks(), observing(self._hears):
             programs = [partial(self.writes, count=count) for count in scene.writers]
             programs += [self.recovers] * scene.recoverers
             for number, program in enumerate(programs):

@@ -6,8 +6,10 @@ import re
 
 import pytest
 import simulate
+from protocol import PROTOCOL
 
 from simulator.choices import shrunk
+from simulator.rules import UNSEEN
 from simulator.run import run
 
 
@@ -18,11 +20,11 @@ def test_seeds_keep_the_promise() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_many_seeds_keep_the_promise() -> None:
-    assert next(simulate.failing(range(1_000_000, 1_200_000)), None) is None
+    assert next(simulate.failing(range(2_000_000, 2_200_000)), None) is None
 
 
 def test_a_seed_repeats_step_by_step() -> None:
-    for seed in range(40):
+    for seed in range(20):
         _, first = run(seed, trace=True)
         _, second = run(seed, trace=True)
         _, played = run(seed, first.choices.made, trace=True)
@@ -36,13 +38,16 @@ def test_a_failing_run_is_shrunk() -> None:
     assert sum(shrunk([0, 1, 0, 1, 1, 0, 1, 1, 0], fails)) == 3
 
 
-@pytest.mark.parametrize("rule", ["F3", "KU"])
-def test_a_rule_that_is_removed_is_missed(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
-    simulate.without([rule], range(2000), processes=1)
-    assert re.search(rf"^\| {rule} [^|]*\| \d+ \| transaction", capsys.readouterr().out, re.MULTILINE)
+def test_rules_that_are_removed_are_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate.without(["KU", "F7"], range(500), processes=1) == 0
+    assert len(re.findall(r"^\| [^|]*\| \d+ \| transaction", capsys.readouterr().out, re.MULTILINE)) == 2
+
+
+def test_what_is_not_seen_is_a_rule() -> None:
+    assert set(UNSEEN) <= {each.rule for each in PROTOCOL}
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_every_rule_that_the_simulator_sees_is_missed() -> None:
+def test_each_rule_that_the_simulator_sees_is_missed() -> None:
     assert simulate.without([], range(100_000), processes=2) == 0

@@ -62,6 +62,7 @@ class Faults:
     pauses: float = 0.0
     switches: float = 0.3
     events: float = 0.0
+    oversleeps: float = 0.0
 
 
 @dataclass(eq=False)
@@ -109,6 +110,7 @@ class World:
 
     Attributes:
         events: What else may happen at a step: each returns what it has done, or None if it has nothing to do now.
+        broken: The first part of the promise that was broken while the processes ran.
     """
 
     def __init__(self, choices: Choices, faults: Faults, *, trace: bool = False) -> None:
@@ -120,6 +122,7 @@ class World:
         self.events: list[Callable[[], str | None]] = []
         self.steps = 0
         self.commits = 0
+        self.broken: str | None = None
         self.trace: list[str] | None = [] if trace else None
         self._main = getcurrent()
         self._last: Process | None = None
@@ -128,6 +131,11 @@ class World:
         """Add a line to the trace."""
         if self.trace is not None:
             self.trace.append(f"{self.now - 1000:9.3f}  {who:<12} {what}")
+
+    def breaks(self, what: str) -> None:
+        """Note that a part of the promise is broken: an error would reach the code that is tested."""
+        self.note("judge", what)
+        self.broken = self.broken or what
 
     # --- processes --------------------------------------------------------------------------------------------------------
 
