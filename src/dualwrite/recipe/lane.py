@@ -434,6 +434,7 @@ class Lane(WriterState):
             self.ownership.make_claim()
             self.ownership.resolve()
         except FencedError as fenced:
+            self._note_forgotten(fenced)
             log.warning("closing: %s", fenced, transactional_id=self.id)
         except DualWriteError as error:
             raise InDoubtTransactionError(
