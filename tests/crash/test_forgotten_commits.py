@@ -291,6 +291,34 @@ def test_a_writer_whose_claim_is_forgotten_is_fenced_and_reports_what_it_knows(s
     assert scene.rows() == [1, 5]
 
 
+@both_producers
+def test_what_is_forgotten_before_kafka_confirmed_it_is_not_called_rolled_back(scene: Scene, producer: str) -> None:
+    """Kafka commits it, and the answer is lost."""
+    with observed() as events, scene.connect() as writer:
+        scene.event(writer, 1)
+        past = Past(scene)
+
+        def commit_without_an_answer() -> None:
+            with scene.coordinator() as coordinator:
+                kafka_id = scene.kafka_id(scene.row().generation)
+                found = coordinator.describe(kafka_id)
+                assert found is not None
+                of = {"producer_id": found.producer_id, "epoch": found.epoch}
+                assert coordinator.end_transaction(kafka_id, **of, commit=True).proven
+            past.restore()
+            raise dualwrite.BrokerUnavailableError("simulated", transactional_id=scene.transactional_id)
+
+        with (
+            failpoints.armed("before_kafka_commit", failpoints.only_at(1, commit_without_an_answer)),
+            pytest.raises(dualwrite.InDoubtTransactionError, match="has forgotten"),
+        ):
+            scene.event(writer, 2)
+        scene.event(writer, 3)
+    assert len(events) == 1
+    assert named(listed(scene)) == without_rows(scene)
+    assert (scene.rows(), scene.messages()) == ([1, 3], [1, 2, 3])
+
+
 def _nothing(scene: Scene, writer: Any) -> None:
     del scene, writer
 
