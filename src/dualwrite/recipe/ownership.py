@@ -494,11 +494,14 @@ class Ownership:
     def clear_row(self) -> None:
         """After a clean end, record in the row that nothing is prepared and nothing is open on our generation.
 
-        If the row has another state than our last one, the database has gone back: that stays, so that recovery sees it.
+        If the row has another state than our last one, the database has gone back: that stays, so that recovery sees it. If it
+        has none, only this process knows what is forgotten, and reports it now (rule DF).
         """
         last = self._committed
         ended = Resolution(clear_state=last is None, clear_only=last, resolved_generation=self.generation)
         try:
+            if self.remembered.number:
+                self.note_forgotten()
             self._store.record_resolution(self.claim, ended)
         except DualWriteError as error:
             log.info(
