@@ -255,7 +255,7 @@ def main() -> int:
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="KINDS", help="such as pool,relays")
     parser.add_argument("--brokers", type=int, choices=(1, 3), help="by default the seed chooses")
     parser.add_argument("--kafka", metavar="VERSION", help="by default that of dualwrite's development cluster")
-    parser.add_argument("--every", type=float, default=4, metavar="SECONDS", help="between two faults, on average (default: 4)")
+    parser.add_argument("--every", type=float, default=5, metavar="SECONDS", help="between two faults, on average (default: 5)")
     parser.add_argument("--folder", type=Path, help="where the histories go (default: below the folder soak)")
     options = parser.parse_args()
     options.console = Console() if sys.stdout.isatty() else Console(width=160)
