@@ -173,7 +173,7 @@ def judged(command: str, files: Sequence[Path]) -> Result:
         "faults": found["faults"],
         "anomalies": anomalies,
         "seconds": found["seconds"],
-        "rows": [{"test": files[0].parent.name, **row, "anomalies": sum(anomalies.values())}],
+        "rows": [{"test": files[0].parent.name.rpartition("-")[0], **row, "anomalies": sum(anomalies.values())}],
     }
 
 

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -265,8 +265,12 @@ class Spark(Kind):
         self.files += 1
 
     def start(self, place: int) -> Any:
-        self.started += 1
-        self.members[place] = self.stream.stream_driver(tries=10)
+        """Start a driver, unless the one before outlives what was killed: only one may use the checkpoint."""
+        before = self.members[place]
+        if before is None or self.has_ended(before):
+            with before or nullcontext():
+                self.started += 1
+            self.members[place] = self.stream.stream_driver(tries=10)
         return self.members[place]
 
     def has_ended(self, member: Any) -> bool:
@@ -277,8 +281,7 @@ class Spark(Kind):
 
         if (part := self.chance.choice([Role.TASK, Role.JVM, Role.COMMIT, None])) is not None and member.kill(part):
             return
-        with member:
-            pass
+        member.kill_all()
 
     def signal(self, member: Any, number: int) -> None:
         for one in member.processes():
