@@ -237,7 +237,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
 
 
 def keep(folder: Path) -> None:
-    """Compress the histories, and remove what else the round has written, if it has no anomaly."""
+    """Compress the histories."""
     for path in folder.rglob("*.jsonl"):
         with path.open("rb") as plain, gzip.open(f"{path}.gz", "wb") as packed:
             shutil.copyfileobj(plain, packed)
@@ -260,6 +260,10 @@ def main() -> int:
     options = parser.parse_args()
     options.console = Console() if sys.stdout.isatty() else Console(width=160)
     prepare_path()
+    from endurance.fed_clients import KINDS  # noqa: PLC0415  (needs the path of the tests)
+
+    if unknown := {*(options.only or ())} - (known := {kind.name for kind in KINDS}):
+        parser.error(f"there are no clients {', '.join(sorted(unknown))}, only {', '.join(sorted(known))}")
     seconds = (options.minutes or options.hours * 60) * 60
     folder = (options.folder or Path("soak", f"{datetime.now(UTC):%Y%m%dT%H%M%S}")).absolute()
     interrupt, rounds = Interrupt(), list[dict[str, Any]]()
