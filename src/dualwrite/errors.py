@@ -180,7 +180,10 @@ class BrokerError(DualWriteError):
 
 
 class BrokerUnavailableError(BrokerError):
-    """No broker, or no transaction coordinator, answered within the time limit; or there is no token to log in with."""
+    """No broker, or no transaction coordinator, answered within the time limit; or there is no token to log in with.
+
+    Or Kafka was too slow to publish lost messages again, which the next transaction waits for.
+    """
 
     servers: str
 

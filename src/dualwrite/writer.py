@@ -298,6 +298,7 @@ class DualWriter(Generic[H]):
                 are rolled back.
             TransactionTimeoutError: Too little of the transaction's timeout is left to commit safely. Both sides are rolled
                 back.
+            BrokerUnavailableError: Before the block: what is in doubt, or lost, can't be resolved or published again now.
             InDoubtTransactionError: The outcome is unknown; or the database committed, Kafka's side had been aborted, and the
                 messages are not published again yet. The writer resolves it as soon as it can reach both sides: before its
                 next transaction, or without one after a second or more; or recovery does.

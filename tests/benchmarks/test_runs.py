@@ -173,7 +173,7 @@ def test_connect_and_create_pool() -> None:
     assert re.search(r"^ +\d+  COMMIT$", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_calls_and_round_trips() -> None:
     """The limits are there to be lowered: a change that needs more calls than before says why it is worth them."""
     done = run_benchmark("counts.py")
@@ -192,7 +192,7 @@ def test_calls_and_round_trips() -> None:
     assert 0 < found["connect(lanes=3), known id"][3] < 25
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_lines_of_each_folder_and_package() -> None:
     done = run_benchmark("lines.py")
 

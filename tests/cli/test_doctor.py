@@ -105,6 +105,7 @@ def test_the_cluster_or_the_database_alone_is_examined(examined: Examined, broke
     assert (code, "--kafka" in err, "--url" in err) == (2, True, True)
 
 
+@pytest.mark.soak
 def test_an_older_feature_level_is_reported_with_the_command_that_raises_it(examined: Examined, broker_v4: DevCluster) -> None:
     code, out, _ = examined("--kafka", broker_v4.bootstrap_servers)
     out = " ".join(out.split())
@@ -215,7 +216,7 @@ def test_an_attached_standby_is_seen(examined: Examined, own_postgres_server: Po
         assert (severity, "0 of them are attached: every COMMIT hangs" in what) == ("broken", True)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_mariadb_that_may_lose_commits_is_reported(examined: Examined) -> None:
     settings = {"log-bin": "binlog", "server-id": "1", "innodb-flush-log-at-trx-commit": "2", "innodb-doublewrite": "OFF"}
     semi_sync = {"sync-binlog": "0"} | ({"rpl-semi-sync-master-enabled": "ON"} if MYSQLD is None else {})  # MySQL: a plugin

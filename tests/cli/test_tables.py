@@ -75,7 +75,7 @@ def test_help_cuts_no_name_at_80_columns(
     assert "(DUALWRITE_KAFKA_BOOTSTRAP_SERVERS)" in re.sub(r"\s+|│", "", out)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_commands_fit_into_80_columns(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real output of each command that prints a table, compared with that to a pipe, where each row is a line."""
     left = scene.crash("after_db_commit", lanes=2)

@@ -93,7 +93,7 @@ def test_no_broken_store_passes_the_suite(verdicts: dict[str, tuple[int, list[tu
     assert {"AssertionError", "Failed", "DualWriteError"} & set(kinds.split()), failures
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_failure_shows_the_contract_and_what_the_store_did(tmp_path: Path) -> None:
     done = suite(
         tmp_path,

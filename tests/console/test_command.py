@@ -109,7 +109,7 @@ class Proxy:
         self._thread.join(LIMIT)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_page_works_at_a_path_of_a_proxy_and_beside_it(sqlite_url: str) -> None:
     """Whether the proxy keeps or strips the path, and keeps or replaces Host; the printed address needs no proxy."""
     given = ["--url", sqlite_url, "--kafka", "127.0.0.1:1", "--root-path", "ops/", "--origin", "http://ops.example.com/"]

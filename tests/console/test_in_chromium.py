@@ -92,6 +92,7 @@ def test_the_page_in_a_browser(scene: ConsoleScene, address: str, tmp_path: Path
         assert not visit.complaints
 
 
+@pytest.mark.soak
 def test_the_page_on_a_phone(scene: ConsoleScene, address: str, tmp_path: Path) -> None:
     """It fits on every tab, and the tables that have become lists are tables for screen readers."""
     with visiting(**PHONE) as visit:
@@ -128,6 +129,7 @@ def test_the_tabs_are_links_that_need_no_script_and_no_mouse(scene: ConsoleScene
         assert "all is well" in visit.page.get_by_role("status").inner_text().lower()
 
 
+@pytest.mark.soak
 def test_an_operator_publishes_again_and_acknowledges(scene: ConsoleScene) -> None:
     again, known = scene.name("refunds"), scene.name("billing")
     make_topic(scene.broker, f"{again}-events", 1)
@@ -146,6 +148,7 @@ def test_an_operator_publishes_again_and_acknowledges(scene: ConsoleScene) -> No
     assert (scene.published(again), scene.row(again).lost, scene.row(known).lost) == ([b"from the crashed writer"], (), ())
 
 
+@pytest.mark.soak
 def test_what_an_operator_has_chosen_stays_chosen_while_the_page_refreshes(scene: ConsoleScene) -> None:
     with scene.relay("not a topic!") as relay:
         app = scene.made(authorize=operator, relays=[relay])
@@ -171,6 +174,7 @@ def test_what_an_operator_has_chosen_stays_chosen_while_the_page_refreshes(scene
         assert relay.dead_letters.count() == 0
 
 
+@pytest.mark.soak
 def test_a_viewer_has_no_buttons(scene: ConsoleScene) -> None:
     lost = scene.name("refunds")
     scene.lose(lost)

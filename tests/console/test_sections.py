@@ -184,8 +184,8 @@ def test_an_id_that_the_database_does_not_have(scene: ConsoleScene) -> None:
     assert "Not an id of this database" in scene.client().get("/detail/nobody")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.soak
 def test_a_broker_that_hangs(scene: ConsoleScene) -> None:
     """What was read last stays, with the reason; the database's parts go on; it is read again when the broker answers."""
     name, group = scene.name("shop"), scene.name("billing")

@@ -81,6 +81,7 @@ def goes_on(scene: Scene, writer: DualWriter, broker: DevCluster, databases: Dat
 
 
 @mostly_native
+@pytest.mark.soak
 def test_the_broker_is_killed_before_prepare_and_stays_down(scene: Scene, own_broker: DevCluster, databases: Databases) -> None:
     writer = scene.connect(timeouts=Timeouts(claim=LIMIT, kafka=limit(2), delivery=limit(2)))
     with pytest.raises(dualwrite.DeliveryError) as caught, writer.transaction() as tx:  # noqa: PT012  (the end must raise)
@@ -93,6 +94,7 @@ def test_the_broker_is_killed_before_prepare_and_stays_down(scene: Scene, own_br
 
 
 @mostly_native
+@pytest.mark.soak
 def test_the_broker_is_down_between_the_two_commits_beyond_the_time_limit(
     scene: Scene, own_broker: DevCluster, databases: Databases
 ) -> None:

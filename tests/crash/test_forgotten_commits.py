@@ -329,8 +329,8 @@ def go_on(write: Callable[[int], object], numbers: Iterator[int]) -> None:
             time.sleep(0.05)
 
 
-@pytest.mark.slow
 @NATIVE
+@pytest.mark.soak
 def test_what_a_server_forgets_in_a_crash_is_named_message_by_message(broker: DevCluster) -> None:
     """PostgreSQL with `synchronous_commit=off` acknowledges commits that it loses with its memory."""
     settings = {"synchronous_commit": "off", "wal_writer_delay": "10s"}

@@ -173,6 +173,7 @@ def test_a_writer_commits_when_the_leader_is_back(forgetful: DevCluster, scene: 
 @pytest.mark.parametrize(
     ("producer", "point"), thinned(product(PRODUCERS, LEFT), kept=[("native", "after_db_commit")]), indirect=["producer"]
 )
+@pytest.mark.soak
 def test_a_producer_and_recovery_wait_for_the_leader(forgetful: DevCluster, scene: Scene, producer: str, point: str) -> None:
     """Both in one outage. Whichever producer wrote, recovery ends the transaction; the producer alone is the native one."""
     alone = replace(scene, transactional_id=f"{scene.transactional_id}-alone")

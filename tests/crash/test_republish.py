@@ -5,9 +5,10 @@ They are lost here by an abort at the coordinator, as an operator's; `test_timeo
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from dataclasses import replace
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,39 @@ def test_what_a_writer_could_not_publish_at_once_is_published_before_its_next_tr
             scene.event(writer, 2)
         assert caught.value.database_committed
         assert in_order(scene) == [1]
+        scene.event(writer, 3)
+    assert in_order(scene) == [1, 2, 3]
+    scene.assert_resolved()
+
+
+def test_no_transaction_overtakes_messages_that_were_not_published_again_in_time(
+    scene: Scene, producer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulated: the machine is suspended while they are sent, in the first two attempts."""
+    monkeypatch.setenv("DUALWRITE_TWO_PHASE", "false" if producer == "native" else "")
+    clock_gettime, hours = time.clock_gettime, count()
+
+    def suspended() -> None:
+        monkeypatch.setattr(time, "clock_gettime", lambda clock: clock_gettime(clock) + 3600 * next(hours))
+
+    def awake() -> None:
+        monkeypatch.setattr(time, "clock_gettime", clock_gettime)
+
+    attempts = iter((suspended, suspended, awake))
+
+    def attempt() -> None:
+        next(attempts)()
+
+    with scene.connect() as writer, failpoints.armed("republish_after_check", attempt):
+        scene.event(writer, 1)
+        with (
+            failpoints.armed("before_kafka_commit", failpoints.only_at(1, lambda: abort(scene))),
+            pytest.raises(dualwrite.InDoubtTransactionError, match="not published again yet"),
+        ):
+            scene.event(writer, 2)
+        with pytest.raises(dualwrite.BrokerUnavailableError, match=r"published again within transaction\.timeout\.ms"):
+            scene.event(writer, 3)
+        assert (scene.rows(), in_order(scene)) == ([1, 2], [1])
         scene.event(writer, 3)
     assert in_order(scene) == [1, 2, 3]
     scene.assert_resolved()

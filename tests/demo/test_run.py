@@ -108,7 +108,7 @@ def test_more_workers_than_work_and_more_kills_than_transactions(kafka: dict[str
     assert verdict.tally.kills == 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_command(kafka: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     servers = ["--kafka", kafka["bootstrap.servers"]]
     assert main(["demo", "--departures=30", "--kills=1", *servers]) == 0
@@ -242,8 +242,8 @@ class InterruptedAfterTheFirstKill(Screen):
             raise KeyboardInterrupt
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pool", thinned([False, True], kept=[True]))
+@pytest.mark.soak
 def test_ctrl_c_after_a_kill_leaves_nothing_in_the_users_database(
     kafka: dict[str, Any], postgres_url: str, *, pool: bool
 ) -> None:

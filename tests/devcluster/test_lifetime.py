@@ -36,7 +36,7 @@ def test_a_temporary_broker_ends_with_its_owner_however_that_ends() -> None:
     until(lambda: not Path(data_dir).exists())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_temporary_broker_ends_with_its_launcher() -> None:
     with DevCluster.temporary() as cluster:
         pid = cluster.status().nodes[0].pid or -1
@@ -44,7 +44,7 @@ def test_a_temporary_broker_ends_with_its_launcher() -> None:
         until(lambda: gone(pid))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ctrl_c_while_starting_leaves_no_broker(state_dir: Path) -> None:
     for step in ("kafka.tools.StorageTool", "kafka.Kafka"):  # while it imports, Python may lose a SIGINT in a callback
         with subprocess.Popen(
@@ -76,7 +76,7 @@ def commands(state_dir: Path, word: str = "") -> list[list[str]]:
     return [line for line in found if any(str(state_dir) in each for each in line) and (not word or word in line)]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_detached_broker_outlives_its_starter(state_dir: Path) -> None:
     code = "from dualwrite.devcluster import DevCluster; DevCluster('c').up()"
     subprocess.run([sys.executable, "-c", code], check=True, start_new_session=True)

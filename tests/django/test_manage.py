@@ -97,6 +97,7 @@ def test_a_message_that_fails(shop: Scene) -> None:
     assert Event.objects.filter(writer=shop.transactional_id, number=13).count() == 0
 
 
+@pytest.mark.soak
 def test_a_process_that_consumes_until_sigterm(shop: Scene) -> None:
     source = f"source-{shop.transactional_id}"
     send_to(shop, source, range(1, 4))

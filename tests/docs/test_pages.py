@@ -19,17 +19,16 @@ def name_of(page: Path) -> str:
     return page.relative_to(pages.ROOT).as_posix()
 
 
-LONG = ("docs/guides/testing.md", "docs/guides/django.md", "docs/guides/migrations.md")
-"""They start a pytest, a project or servers of their own several times; tests/kit, django and stores show what they show."""
+IN_CI = ("first-steps", "pool", "journaled", "consuming", "kafka-down", "adopt")
+"""The guides that readers begin with; `pytest -m soak tests/docs` runs all pages."""
 
 
 def pages_that_run() -> list[object]:
-    """Those of Spark start a Spark of their own, and tests/spark shows what they show."""
     found = []
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        if pages.runs(text):
-            tier = pytest.mark.soak if pages.needs_spark(text) or name_of(page) in LONG else pytest.mark.slow
+        if pages.runs(page.read_text(encoding="utf-8")):
+            is_in_ci = page.stem in IN_CI and page.parent.name == "guides"
+            tier = pytest.mark.slow if is_in_ci else pytest.mark.soak
             found.append(pytest.param(page, marks=tier, id=name_of(page)))
     return found
 

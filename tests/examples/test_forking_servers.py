@@ -118,6 +118,7 @@ def test_gunicorn(environment: dict[str, str], new_name: Callable[[str], str], c
 
 
 @pytest.mark.parametrize(("orders", "fatal"), [(4, None), pytest.param(20, 9, marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_celery(
     environment: dict[str, str],
     new_name: Callable[[str], str],

@@ -26,8 +26,8 @@ def own_broker() -> Iterator[DevCluster]:
         yield cluster
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("which", thinned([MOST, "crash"], kept=[MOST]))
+@pytest.mark.soak
 def test_the_services_tests_pass(own_broker: DevCluster, postgres_url: str, tmp_path: Path, which: str) -> None:
     environment = {
         **os.environ,

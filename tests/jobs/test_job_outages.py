@@ -144,7 +144,7 @@ def test_a_database_that_crashes(
         assert failed == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_database_outage_beyond_the_time_limit(
     own_postgres_server: PostgresServer, own_postgres_url: str, broker: DevCluster, make_scene: MakeScene
 ) -> None:
@@ -163,7 +163,6 @@ def test_a_database_outage_beyond_the_time_limit(
     scene.assert_holds(ROWS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment",
     thinned(
@@ -171,6 +170,7 @@ def test_a_database_outage_beyond_the_time_limit(
         kept=["job_after_move"],
     ),
 )
+@pytest.mark.soak
 def test_a_broker_that_times_transactions_out(
     postgres_url: str, prompt_broker: DevCluster, make_scene: MakeScene, moment: str
 ) -> None:

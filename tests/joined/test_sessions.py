@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -20,6 +22,7 @@ from dualwrite.devcluster import DevCluster
 from dualwrite.stores.sql.joined_transaction import JoinedTransaction
 from dualwrite.testing import failpoints
 from fixtures.mysql_server import MYSQLD
+from fixtures.pace import LIMIT
 from joined.own_sessions import INSERT, SYNC, each, own_engine, row, send, skip_unless_installed, users_url
 from pool.pool_scene import open_pool
 
@@ -68,6 +71,38 @@ def test_a_commit_commits_both_and_a_rollback_neither(scene: Scene, engine: sa.E
         session.execute(INSERT, row(scene, 5))
         send(pool.join(session), scene, 5)
     assert scene.agree() == [1, 5]
+
+
+@on_postgresql
+def test_the_first_transactions_of_an_engine_may_join_at_the_same_time(
+    scene: Scene, engine: sa.Engine, pool: WriterPool[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one must not commit before its engine is listened to: its row would be there without its message."""
+    listens, committed = threading.Event(), threading.Event()
+
+    def slowly(*details: Any) -> None:
+        if not listens.is_set():
+            listens.set()
+            committed.wait(1)
+        listen(*details)
+
+    def one(number: int, may_join: threading.Event | None = None) -> None:
+        with Session(engine) as session:
+            session.execute(INSERT, row(scene, number))
+            assert may_join is None or may_join.wait(LIMIT)
+            send(pool.join(session), scene, number)
+            session.commit()
+
+    with Session(engine) as session:
+        pool.join(session)  # listens to sessions, but not to this engine's connections
+    listen = sa.event.listen
+    monkeypatch.setattr(sa.event, "listen", slowly)
+    with ThreadPoolExecutor(1) as other:
+        second = other.submit(one, 2, listens)
+        second.add_done_callback(lambda _: committed.set())
+        one(1)
+        second.result(LIMIT)
+    assert scene.agree() == [1, 2]
 
 
 @drivers

@@ -54,6 +54,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("command", thinned(ASKED, kept=["list", "find-hanging", "stuck"]))
+@pytest.mark.soak
 def test_the_commands_report_incomplete_answers(three: DevCluster, capsys: pytest.CaptureFixture[str], command: str) -> None:
     """In words, in the JSON of the page, and by the exit code.
 

@@ -193,6 +193,7 @@ def test_offsets_that_were_not_acknowledged_are_searched(broker: DevCluster, new
         assert coordinator.find_messages(state, unknown) == coordinator.find_messages(state, delivery)
 
 
+@pytest.mark.soak
 def test_compaction_that_has_removed_messages_is_noticed(new_name: NewName) -> None:
     with started(config={"log.cleaner.backoff.ms": "100"}) as cluster, coordinator_of(cluster) as coordinator:
         topic = new_name("topic")
@@ -214,6 +215,7 @@ def test_compaction_that_has_removed_messages_is_noticed(new_name: NewName) -> N
             assert all(each.startswith(removed) for each in found.missing), found.missing
 
 
+@pytest.mark.soak
 def test_a_large_transaction_is_streamed(broker: DevCluster, new_name: NewName) -> None:
     topic = new_name("topic")
     make_topic(broker, topic, 3)

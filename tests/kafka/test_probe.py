@@ -104,7 +104,7 @@ def switched_off() -> Iterator[DevCluster]:
         yield cluster
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_broker_with_two_phase_commit_switched_off(switched_off: DevCluster, new_coordinator: Coordinators) -> None:
     found = probe(switched_off.bootstrap_servers)
     assert found.native
@@ -147,7 +147,7 @@ def test_a_broker_without_two_phase_commit_is_reported_with_the_settings_to_chan
     producer.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_probe_waits_for_a_broker_that_is_starting(switched_off: DevCluster) -> None:
     before = probe(switched_off.bootstrap_servers)
     switched_off.kill(1)
@@ -155,7 +155,7 @@ def test_the_probe_waits_for_a_broker_that_is_starting(switched_off: DevCluster)
     assert probe(switched_off.bootstrap_servers, timeout=LIMIT) == before
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_broker_with_unstable_versions_off(new_coordinator: Coordinators) -> None:
     with started(config={"unstable.api.versions.enable": "false"}) as cluster:
         found = probe(cluster.bootstrap_servers)

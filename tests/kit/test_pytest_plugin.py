@@ -65,7 +65,7 @@ def test_running_servers_may_be_given(service: pytest.Pytester, monkeypatch: pyt
     run(service).assert_outcomes(passed=1)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_each_test_has_an_sqlite_database_of_its_own(service: pytest.Pytester) -> None:
     service.makepyfile(
         """
@@ -84,7 +84,7 @@ def test_each_test_has_an_sqlite_database_of_its_own(service: pytest.Pytester) -
     run(service).assert_outcomes(passed=2)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_database_begins_each_test_as_the_session_has_set_it_up(
     service: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, postgres_url: str
 ) -> None:
@@ -183,7 +183,7 @@ NEEDS = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_is_not_installed_skips_with_the_command_that_installs_it(service: pytest.Pytester) -> None:
     service.makeconftest("import sys; sys.modules['psutil'] = sys.modules['psycopg'] = None")
     service.makepyfile(NEEDS)
@@ -194,7 +194,7 @@ def test_what_is_not_installed_skips_with_the_command_that_installs_it(service: 
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_servers_that_do_not_start_skip_with_the_reason_and_fail_in_ci(
     service: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

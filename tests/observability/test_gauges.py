@@ -63,7 +63,7 @@ def test_a_service_with_metrics_installed_shows_its_units(pool_scene: Scene) -> 
     assert gauges(prefix) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_processor_shows_its_lag_without_asking(processor_scene: ProcessorScene) -> None:
     scene, gate, waiting = processor_scene, threading.Event(), threading.Event()
 

@@ -167,8 +167,8 @@ def test_without_a_dead_letter_topic_the_processor_stops(scene: ProcessorScene, 
     assert stopping.exc_info[1] is error
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("producer", thinned(["native", "librdkafka"], kept=["native"]))
+@pytest.mark.soak
 def test_a_message_that_exceeds_the_transaction_timeout(scene: ProcessorScene, dead: str, producer: Any) -> None:
     """Without two-phase commit Kafka would abort what the database commits."""
 

@@ -105,6 +105,7 @@ def test_a_processor_dies_while_the_gate_is_open_and_others_take_over(
 
 @pytest.mark.parametrize("database", thinned(["postgresql", "mariadb", "sqlite"], kept=["postgresql"]))
 @pytest.mark.parametrize("broker", thinned(["brisk_behind_door", "brisk"], kept=["brisk_behind_door"]), indirect=True)
+@pytest.mark.soak
 def test_random_kills_of_processors_and_of_the_broker(
     scene: JournalScene, members: Members, broker: BrokerBehindDoor | DevCluster
 ) -> None:

@@ -201,6 +201,7 @@ def test_the_broker_is_killed_while_it_assigns_partitions(
 
 
 @pytest.mark.parametrize("offsets", thinned(["database", "kafka"], kept=["database"]))
+@pytest.mark.soak
 def test_stop_does_not_wait_for_a_coordinator_that_is_down(
     databases: Databases, brisk_behind_door: BrokerBehindDoor, new_name: NewName, offsets: Any
 ) -> None:

@@ -116,7 +116,7 @@ def test_sigterm_between_two_attempts(brisk: DevCluster, new_name: NewName, tmp_
     assert ledger(url).numbers(group) == [0]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_retries_beyond_the_poll_interval_keep_the_assignment(scene: ProcessorScene) -> None:
     """The consumer is polled between two attempts: its membership is the same in all of them."""
     scene.produce([0])
@@ -143,7 +143,7 @@ def test_retries_beyond_the_poll_interval_keep_the_assignment(scene: ProcessorSc
     assert scene.agree() == [0]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_batch_that_takes_too_long_for_offsets_at_kafka(scene: ProcessorScene, caplog: pytest.LogCaptureFixture) -> None:
     """The coordinator takes no offsets of a member that has left: the next batches are smaller."""
 

@@ -175,6 +175,7 @@ def test_the_broker_is_down_and_back_again(
         scene.check(range(200))
 
 
+@pytest.mark.soak
 def test_an_outage_of_kafka_is_one_warning(
     sqlite_url: str, broker_behind_door: BrokerBehindDoor, new_name: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -337,6 +337,13 @@ PROTOCOL: Final = (
         ("crash/test_republish.py::test_what_a_writer_could_not_publish_at_once_is_published_before_its_next_transaction",),
     ),
     Removal(
+        "RO a copy that lacked the time is not overtaken",
+        "recipe/republish.py",
+        "                raise _too_slow(ownership, entry, error) from error\n",
+        "                self._keep(ownership, entry, (error.what,))\n                return\n",
+        ("crash/test_republish.py::test_no_transaction_overtakes_messages_that_were_not_published_again_in_time",),
+    ),
+    Removal(
         "RP a copy that is lost keeps the place of its original",
         "recipe/republish.py",
         "replace(delivery, prepared_at=_prepared_at(entry), copy_of",

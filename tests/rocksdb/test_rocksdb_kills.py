@@ -86,7 +86,7 @@ def seconds_to_the_first_commit(path: Path) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_writer_killed_while_it_opens(path: Path, tmp_path: Path) -> None:
     """Without waiting for a commit: the kill may come while the database and its column families are being created."""
     chance = random.Random(8)

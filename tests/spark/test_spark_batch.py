@@ -68,7 +68,7 @@ def test_every_producer_one_after_the_other(scene: SparkScene) -> None:
     scene.assert_holds(range(200))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_old_broker(
     make_scene: Callable[[str, DevCluster, str], SparkScene],
     postgres_url: str,
@@ -102,7 +102,7 @@ def test_the_columns_of_a_message(scene: SparkScene) -> None:
     assert [row[0] for row in scene.rows()] == list(range(10))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_upsert(scene: SparkScene) -> None:
     told = refused(scene, scene.orders([1, 2, 2, 3]), upsertKeys="id")
     assert "The batch is ambiguous" in told
@@ -135,7 +135,7 @@ def test_options_that_are_wrong(scene: SparkScene, options: dict[str, str], expe
     assert scene.rows() == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_frames_that_are_refused(scene: SparkScene) -> None:
     """By mode, by types (all mismatches in one error), and by the table itself."""
     with pytest.raises(PySparkException, match="messages can't be taken back"):

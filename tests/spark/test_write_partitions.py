@@ -240,7 +240,7 @@ def test_arguments_that_are_refused(spark: SparkSession, job: Job) -> None:
         partitions.write_partitions(frame(spark), str, job.write, job_id=job.name)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_example(
     run_example: Callable[..., str], sqlite_url: str, broker: DevCluster, new_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_statements_of_the_user_are_not_changed(store: SqlStateStore) -> None:
     assert store.read_claimed(claim).prepared_state == STATE
 
 
+@pytest.mark.soak
 def test_statements_built_for_one_call_are_not_kept(store: SqlStateStore) -> None:
     claim = store.claim("id", "tests", timeout=LIMIT)
 

@@ -272,6 +272,7 @@ def interrupt(call: Callable[[], object], seconds: float, second: float | None) 
         quick=[],
     ),
 )
+@pytest.mark.soak
 def test_interrupts_at_random_moments(new_scene: Callable[..., Scene], database: str, interrupts: int, seed: int) -> None:
     """Without a pool: SQLAlchemy's own loses slots, and may leave its lock locked, when it is interrupted."""
     scene = new_scene(database, engine_options={"poolclass": NullPool})

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from dualwrite.errors import DualWriteError, ProducerFencedError, TransactionChangedError, TransactionTimeoutError
+from dualwrite.errors import (
+    BrokerUnavailableError,
+    DualWriteError,
+    ProducerFencedError,
+    TransactionChangedError,
+    TransactionTimeoutError,
+    shell_word,
+)
 from dualwrite.failpoints import hit
 from dualwrite.kafka.base import GroupMetadata, ProducerFactory, TransactionalProducer, TransactionCoordinator
 from dualwrite.observability import observers
@@ -38,7 +45,7 @@ HEADER: Final = "dualwrite-republished"
 class LostMessages:
     """Publishes what is lost on the ids that one writer, or one recovery, owns.
 
-    A transaction that can't be published again is tried once: its entry stays in the row.
+    What Kafka refuses, or does not have any more, is tried once: the entry stays in the row, and the writer goes on.
 
     Args:
         is_marked: Whether the messages get the header `HEADER`.
@@ -109,8 +116,9 @@ class LostMessages:
         except DualWriteError as error:
             store.read_claimed(ownership.claim)  # raises FencedError if a successor is the reason
             self._abort(producer, ownership, error)
-            is_passing = error.retriable and not isinstance(error, TransactionTimeoutError)
-            if is_passing or isinstance(error, ProducerFencedError):
+            if isinstance(error, TransactionTimeoutError):
+                raise _too_slow(ownership, entry, error) from error
+            if error.retriable or isinstance(error, ProducerFencedError):  # rule RO: it passes, and nothing overtakes this
                 raise
             self._keep(ownership, entry, (f"{error}".rstrip("."),))
             return
@@ -246,3 +254,19 @@ def taken_over(lost: LostMessages, owned: Iterable[Ownership]) -> Iterator[list[
 def _prepared_at(entry: LostTransaction) -> datetime:
     """When the transaction was prepared; of a copy that was lost as well, when the original was."""
     return entry.recorded_at if entry.delivery is None else entry.delivery.prepared_at
+
+
+def _too_slow(ownership: Ownership, entry: LostTransaction, error: TransactionTimeoutError) -> BrokerUnavailableError:
+    """The error for a copy that was not prepared in time.
+
+    It is none about the next transaction, which has not begun: its caller must not take its own messages for the cause.
+    """
+    return BrokerUnavailableError(
+        f"The messages of transaction {entry.state}, which Kafka had aborted after the database's commit, could not be "
+        f"published again within transaction.timeout.ms: {error.what}",
+        transactional_id=ownership.transactional_id,
+        cause="Kafka was slow, the process was paused, or the transaction is too large for this time limit",
+        next_step="the next transaction, or recovery, tries it again, and nothing of this id overtakes them; if that does not "
+        "help, raise transaction.timeout.ms; or "
+        f"`dualwrite recover --id {shell_word(ownership.transactional_id)} --acknowledge`, and publish them from your data",
+    )

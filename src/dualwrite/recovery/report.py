@@ -227,7 +227,7 @@ def lost_error(
             + (f" They can't be published again from the log: {'; '.join(reasons)}." if reasons else ""),
             transactional_id=transactional_id,
             cause=_why_lost(lost.producer),
-            next_step=acknowledge if reasons else republish,
+            next_step=f"{acknowledge}; or change that, and then {republish}" if reasons else republish,
             **facts,
         )
     if lost.kind is LostKind.FORGOTTEN:

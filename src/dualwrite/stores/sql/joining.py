@@ -8,6 +8,7 @@ since a connection whose transaction is open would go back into its pool.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -28,7 +29,7 @@ U = TypeVar("U", bound=JoinedUnit)
 _on_connections: Final[WeakKeyDictionary[Connection, _OnConnection]] = WeakKeyDictionary()
 _on_sessions: Final[WeakKeyDictionary[Any, _OnSession]] = WeakKeyDictionary()
 _listened_to: Final[WeakSet[Any]] = WeakSet()
-
+_listening: Final = threading.Lock()
 
 _SESSION_EVENTS: Final = ("after_begin", "before_commit", "after_soft_rollback", "after_transaction_end")
 
@@ -93,9 +94,11 @@ def _listen_to(source: Any, places: Mapping[Any, Any], *names: str) -> None:
     """Have the events of an engine's connections, or of all sessions, passed on to those of them that have a place."""
     if source in _listened_to:
         return
-    _listened_to.add(source)
-    for name in names:
-        event.listen(source, name, partial(_pass_on, places, name))
+    with _listening:  # a transaction of another thread must not commit unheard between the two
+        if source not in _listened_to:
+            for name in names:
+                event.listen(source, name, partial(_pass_on, places, name))
+            _listened_to.add(source)
 
 
 def _pass_on(places: Mapping[Any, Any], name: str, target: Any, *details: Any) -> None:
