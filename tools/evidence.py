@@ -49,7 +49,7 @@ nobody knows; recovery has settled them all, and the table says how many had com
     ),
     "simulator": (
         "Simulator",
-        "The real code of writers and recovery, under a scheduler that a seed drives.",
+        "[The real code](simulator.md) of writers and recovery, in memory, under a scheduler that a seed drives.",
     ),
     "matrix": (
         "Versions",
