@@ -49,7 +49,7 @@ nobody knows; recovery has settled them all, and the table says how many had com
     ),
     "simulator": (
         "Simulator",
-        "The real code of writers and recovery, under a scheduler that a seed drives.",
+        "[The real code](simulator.md) of writers and recovery, in memory, under a scheduler that a seed drives.",
     ),
     "matrix": (
         "Versions",
@@ -173,7 +173,7 @@ def judged(command: str, files: Sequence[Path]) -> Result:
         "faults": found["faults"],
         "anomalies": anomalies,
         "seconds": found["seconds"],
-        "rows": [{"test": files[0].parent.name, **row, "anomalies": sum(anomalies.values())}],
+        "rows": [{"test": files[0].parent.name.rpartition("-")[0], **row, "anomalies": sum(anomalies.values())}],
     }
 
 

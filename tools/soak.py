@@ -237,7 +237,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
 
 
 def keep(folder: Path) -> None:
-    """Compress the histories, and remove what else the round has written, if it has no anomaly."""
+    """Compress the histories."""
     for path in folder.rglob("*.jsonl"):
         with path.open("rb") as plain, gzip.open(f"{path}.gz", "wb") as packed:
             shutil.copyfileobj(plain, packed)
@@ -255,11 +255,15 @@ def main() -> int:
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="KINDS", help="such as pool,relays")
     parser.add_argument("--brokers", type=int, choices=(1, 3), help="by default the seed chooses")
     parser.add_argument("--kafka", metavar="VERSION", help="by default that of dualwrite's development cluster")
-    parser.add_argument("--every", type=float, default=4, metavar="SECONDS", help="between two faults, on average (default: 4)")
+    parser.add_argument("--every", type=float, default=5, metavar="SECONDS", help="between two faults, on average (default: 5)")
     parser.add_argument("--folder", type=Path, help="where the histories go (default: below the folder soak)")
     options = parser.parse_args()
     options.console = Console() if sys.stdout.isatty() else Console(width=160)
     prepare_path()
+    from endurance.fed_clients import KINDS  # noqa: PLC0415  (needs the path of the tests)
+
+    if unknown := {*(options.only or ())} - (known := {kind.name for kind in KINDS}):
+        parser.error(f"there are no clients {', '.join(sorted(unknown))}, only {', '.join(sorted(known))}")
     seconds = (options.minutes or options.hours * 60) * 60
     folder = (options.folder or Path("soak", f"{datetime.now(UTC):%Y%m%dT%H%M%S}")).absolute()
     interrupt, rounds = Interrupt(), list[dict[str, Any]]()

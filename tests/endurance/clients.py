@@ -25,7 +25,7 @@ from crash.scene import Scene
 from endurance.stage import Stage
 from fixtures.broker import make_topic
 from fixtures.fork_server import ForkedProcess
-from fixtures.histories import final_topics, watched
+from fixtures.histories import final_topics, of_events, watched
 from fixtures.pace import LIMIT, ended
 from journaled.hot_key_worker import begin
 from journaled.journaled_scene import publish_all
@@ -58,6 +58,7 @@ class Kind(ABC):
         self.stage, self.folder, self.chance = stage, folder, chance
         self.recorder = Recorder(folder, "soak", versions=stage.versions(self.database))
         self.direct, self.url = stage.databases[self.database].create(f"soak_{uuid4().hex[:8]}")
+        self.kafka = {"bootstrap.servers": stage.direct}
         self.engine = sa.create_engine(self.direct, pool_pre_ping=True)  # the database is restarted
         self.members: list[Any] = [None] * self.count
         self.busy: set[int] = set()
@@ -75,7 +76,7 @@ class Kind(ABC):
     @contextmanager
     def running(self) -> Iterator[None]:
         """During the block, what this process does for the clients: here, a consumer that watches."""
-        with watched(self.recorder, self.scene):
+        with watched(self.recorder, self.scene.settings, self.scene.topic, of_events(self.scene)):
             yield
 
     def feed(self) -> None:  # noqa: B027  (most kinds write by themselves)

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -24,13 +24,20 @@ import dualwrite
 from dualwrite import migration
 from endurance.clients import LEASE, PARTITIONS, Asyncio, Journal, Kind, MariaDB, Pool
 from fixtures.broker import make_topic
-from fixtures.histories import final_topics
+from fixtures.histories import final_topics, rows_of, watched
 from fixtures.pace import LIMIT, joined, until, until_received
 from joined.service import Load, Service
 from processor.processor_worker import PROCESS
 
 WAITING = 3
 """Files that wait for Spark."""
+
+ORDERS = sa.text("SELECT id FROM orders WHERE id IN :asked")
+
+
+def id_of(value: bytes) -> Any:
+    """The order of a message."""
+    return json.loads(value)["id"]
 
 
 class Processors(Kind):
@@ -121,12 +128,13 @@ class Relays(Kind):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Meanwhile threads insert rows."""
+        """Meanwhile threads insert rows, and a consumer gets them."""
         threads = [threading.Thread(target=self._insert, args=(client,)) for client in range(4)]
         for thread in threads:
             thread.start()
         try:
-            yield
+            with watched(self.recorder, self.kafka, self.outbox.topic, None):
+                yield
         finally:
             self._over.set()
             for thread in threads:
@@ -190,7 +198,7 @@ class Joined(Kind):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Meanwhile clients send orders."""
+        """Meanwhile clients send orders, and a consumer gets them."""
         loads = [
             Load(service, self.topic, self.recorder, first=place * 10_000_000) for place, service in enumerate(self._services)
         ]
@@ -201,7 +209,8 @@ class Joined(Kind):
         with ThreadPoolExecutor(1) as thread:
             sending = thread.submit(asyncio.run, send())
             try:
-                yield
+                with watched(self.recorder, self.kafka, self.topic, rows_of(self.engine, ORDERS), value_of=id_of):
+                    yield
             finally:
                 self._over.set()
                 sending.result(2 * LIMIT)
@@ -213,7 +222,7 @@ class Joined(Kind):
     def read_back(self) -> None:
         with self.engine.connect() as connection:
             self.recorder.final_rows(connection.scalars(sa.text("SELECT id FROM orders")))
-        final_topics(self.recorder, self.stage.direct, self.topic, value_of=lambda value: json.loads(value)["id"])
+        final_topics(self.recorder, self.stage.direct, self.topic, value_of=id_of)
 
 
 class Spark(Kind):
@@ -241,22 +250,27 @@ class Spark(Kind):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The files come by `feed`."""
-        yield
+        """Meanwhile a consumer gets the orders; the files come by `feed`."""
+        with watched(self.recorder, self.kafka, self.stream.name, rows_of(self.engine, ORDERS), value_of=id_of):
+            yield
 
     def feed(self) -> None:
         """Add a file if there are few that wait."""
         if self.files - self.stream.micro_batches >= WAITING:
             return
         ids = range(self.files * self.rows, (self.files + 1) * self.rows)
-        sent = {self.stream.name: [(str(each), each) for each in ids]}
+        sent = {self.stream.name: [(str(each), str(each)) for each in ids]}
         with self.recorder.operation("files", [*ids], sent, fails=lambda _: False):
             self.stream.add_input(ids)
         self.files += 1
 
     def start(self, place: int) -> Any:
-        self.started += 1
-        self.members[place] = self.stream.stream_driver(tries=10)
+        """Start a driver, unless the one before outlives what was killed: only one may use the checkpoint."""
+        before = self.members[place]
+        if before is None or self.has_ended(before):
+            with before or nullcontext():
+                self.started += 1
+            self.members[place] = self.stream.stream_driver(tries=10)
         return self.members[place]
 
     def has_ended(self, member: Any) -> bool:
@@ -267,8 +281,7 @@ class Spark(Kind):
 
         if (part := self.chance.choice([Role.TASK, Role.JVM, Role.COMMIT, None])) is not None and member.kill(part):
             return
-        with member:
-            pass
+        member.kill_all()
 
     def signal(self, member: Any, number: int) -> None:
         for one in member.processes():
@@ -289,7 +302,7 @@ class Spark(Kind):
     def read_back(self) -> None:
         with self.engine.connect() as connection:
             self.recorder.final_rows(connection.scalars(sa.text("SELECT id FROM orders")))
-        final_topics(self.recorder, self.stage.direct, self.stream.name, value_of=lambda value: json.loads(value)["id"])
+        final_topics(self.recorder, self.stage.direct, self.stream.name, value_of=lambda value: str(id_of(value)))
         self.stream.close()
 
 

@@ -15,6 +15,8 @@ from endurance.stage import Stage, Steps
 
 Fault = tuple[str, str, Callable[[random.Random], Steps]]
 """Its kind; what it happens to, which has only one at a time; how it goes."""
+QUIET = 15.0
+"""Seconds before the first fault: processes start."""
 FOR_SERVERS = 0.35
 """The share of the faults of servers and network: there are fewer of these than clients."""
 
@@ -33,7 +35,7 @@ class Schedule:
         self._stage, self._kinds, self._chance, self._every = stage, [*kinds], chance, every
         self._servers: list[Fault] = [*stage.faults()]
         self._running: list[tuple[float, int, str, Steps]] = []
-        self._numbers, self._next = count(), time.monotonic() + every
+        self._numbers, self._next = count(), time.monotonic() + QUIET
         self.done: Counter[str] = Counter()
 
     def step(self) -> None:

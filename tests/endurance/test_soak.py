@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def test_a_run_that_is_interrupted_recovers_and_judges_what_it_has(tmp_path: Pat
         while not [*tmp_path.glob("*/relays/*.jsonl")] and time.monotonic() < end:
             time.sleep(0.5)
         time.sleep(20)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal: to the clients, too
         output, _ = process.communicate(timeout=limit(600))
     assert process.returncode == 0, output
     assert {row["clients"] for row in json.loads((tmp_path / "soak.json").read_text())["rows"]} == {"pool", "relays"}
