@@ -4,9 +4,9 @@
     python tools/matrix.py --only PostgreSQL MySQL  # adds to the results, or replaces those of the same versions
     python tools/evidence.py                        # writes the page of the results
 
-Each version runs in a process of its own, with a time limit. Brokers, PostgreSQL and MariaDB are downloaded; `mysqld` is the program
-that DUALWRITE_TEST_MYSQL names; uv finds the interpreters, and makes an environment for each. What can't be had is skipped, and the
-results say why.
+Each version runs in a process of its own, with a time limit. Brokers, PostgreSQL and MariaDB are downloaded; `mysqld` is the
+program that DUALWRITE_TEST_MYSQL names; uv finds the interpreters, and makes an environment for each. What can't be had is
+skipped, and the results say why.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Cell:
         began = time.monotonic()
         with log.open("w") as errors:
             try:
-                done = subprocess.run(
+                done = subprocess.run(  # noqa: S603  (our own program)
                     [self.python(folder, errors), "-m", "crash.core", *self.arguments],
                     stdout=subprocess.PIPE,
                     stderr=errors,
@@ -105,14 +105,14 @@ class Cell:
             ("venv", "--quiet", "--clear", "--python", self.version, python.parents[1]),
             (*install, f"{_ENVIRONMENT[0]} @ {ROOT.as_uri()}", *_ENVIRONMENT[1:]),
         ):
-            subprocess.run([program("uv"), *command], stdout=errors, stderr=errors, check=True)
+            subprocess.run([program("uv"), *command], stdout=errors, stderr=errors, check=True)  # noqa: S603  (as above)
         return str(python)
 
 
 def result_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The file's content, as `tools/evidence.py` reads it."""
     asked = ["git", "rev-parse", "--short=8", "HEAD"]
-    commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603  (git)
     ran = [row for row in rows if "steps" in row]
     return {
         "kind": "matrix",
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for cell in every:
             if cell.subject in chosen.only and (not chosen.version or cell.version in chosen.version):
                 found[cell] = cell.run(folder, chosen.limit)
-                print(json.dumps(found[cell]), flush=True)
+                print(json.dumps(found[cell]), flush=True)  # noqa: T201  (a script that prints)
                 rows = [found[each] for each in every if each in found]
                 chosen.results.write_text(json.dumps(result_of(rows), indent=1) + "\n", encoding="utf-8")
     return int(any(row["result"].startswith("failed") for row in found.values()))

@@ -2,8 +2,8 @@
 
     python -m crash.core KAFKA DATABASE RELEASE
 
-KAFKA is a release such as 4.1.2, or `kfake:4.0`; RELEASE is that of the database, or empty for the usual one. A process is killed
-at each step of a writer, and at each step of the recovery of two states that a writer left, each time with a new id; after
+KAFKA is a release such as 4.1.2, or `kfake:4.0`; RELEASE is that of the database, or empty for the usual one. A process is
+killed at each step of a writer, and at each step of the recovery of two states that a writer left, always with a new id. After
 recovery in two processes at once, a row exists if and only if its message does. Prints the result as JSON.
 """
 
@@ -54,7 +54,7 @@ def steps(*, aborts_by_registering: bool) -> Iterator[tuple[str, Step]]:
     """Each step, with its name.
 
     Args:
-        aborts_by_registering: Whether recovery aborts by InitProducerId, so that no process can die after its EndTxn: before 4.0.
+        aborts_by_registering: Whether recovery aborts by InitProducerId, so that nothing dies after its EndTxn: before 4.0.
     """
 
     def written(point: str, scene: Scene) -> None:
