@@ -15,7 +15,7 @@ from dualwrite.kafka.client.log_reader import LogReader, OffsetGoneError
 from dualwrite.kafka.client.retries import RetryingClient
 from dualwrite.testing.proxy import Link
 from fixtures.broker import make_topic, started
-from fixtures.broker_door import Door
+from fixtures.broker_door import Door, doors_in_a_row
 from fixtures.leaders import coordinator_of
 from fixtures.pace import LIMIT, until
 
@@ -51,7 +51,7 @@ class BrokersBehindDoors:
 def brokers_behind_doors(kafka_version: str) -> Iterator[BrokersBehindDoors]:
     """A temporary cluster of this release."""
     with ExitStack() as opened:
-        doors = [opened.enter_context(door) for door in _neighbours()]
+        doors = [opened.enter_context(door) for door in doors_in_a_row(NODES)]
         cluster = opened.enter_context(
             started(nodes=NODES, kafka_version=kafka_version, proxy_port=doors[0].port, config=_SETTINGS)
         )
@@ -60,18 +60,6 @@ def brokers_behind_doors(kafka_version: str) -> Iterator[BrokersBehindDoors]:
             door.redirect(host, int(port))
             door.open()
         yield BrokersBehindDoors(cluster, doors)
-
-
-def _neighbours() -> list[Door]:
-    """Doors with consecutive ports."""
-    while True:
-        found = [Door()]
-        with suppress(OSError, OverflowError):
-            for _ in range(NODES - 1):
-                found.append(Door(found[-1].port + 1))
-            return found
-        for door in found:
-            door.__exit__(None, None, None)
 
 
 class HeldMarker:
