@@ -21,9 +21,12 @@ PROTOCOL: Final = (
     Removal(
         "DF a writer that is closed sees it, too",
         "recipe/ownership.py",
-        "            if self.remembered.number:\n                self.note_forgotten()\n            self._store",
-        "            self._store",
-        ("crash/test_forgotten_commits.py::test_a_writer_that_is_closed_reports_it",),
+        "            if self.remembered.number:\n",
+        "            if not self:\n",
+        (
+            "crash/test_forgotten_commits.py::test_a_writer_that_is_closed_reports_it",
+            "crash/test_forgotten_commits.py::test_a_writer_whose_claim_is_forgotten_reports_it_when_it_is_closed",
+        ),
     ),
     Removal(
         "DF what the database had confirmed is not called rolled back if it has forgotten it",
@@ -37,7 +40,7 @@ PROTOCOL: Final = (
         "recipe/lane.py",
         '            self._note_forgotten(fenced)\n            log.warning("closing',
         '            log.warning("closing',
-        ("crash/test_forgotten_commits.py::test_a_writer_in_doubt_whose_claim_is_forgotten_reports_it_when_it_is_closed",),
+        ("crash/test_forgotten_commits.py::test_a_writer_whose_claim_is_forgotten_reports_it_when_it_is_closed",),
     ),
     Removal(
         "F1 the row is read after the description",  # the failpoint moves with it, to where the recoverer is paused
