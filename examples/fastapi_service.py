@@ -127,10 +127,18 @@ def ready(shop: ShopDependency) -> JSONResponse:
     return JSONResponse(health.record(), status.HTTP_200_OK if health.is_ready else status.HTTP_503_SERVICE_UNAVAILABLE)
 
 
+MAY_BE_THERE = (
+    dualwrite.InDoubtTransactionError,
+    dualwrite.LostTransactionError,  # the row is there, and its event has to be published again
+    dualwrite.UnverifiedTransactionError,
+)
+"""Errors after which the order is in the database, or may be."""
+
+
 @app.exception_handler(dualwrite.DualWriteError)
 def error_response(_: Request, error: dualwrite.DualWriteError) -> JSONResponse:
     """Report "in doubt" separately: the client checks GET /orders/{id} later, or sends the order again, which is safe."""
-    in_doubt = isinstance(error, dualwrite.InDoubtTransactionError)
+    in_doubt = isinstance(error, MAY_BE_THERE)
     is_fenced = isinstance(error, dualwrite.FencedError)  # rolled back; the pool continues with another id, or claims it again
     may_repeat = in_doubt or is_fenced or error.retriable
     code = status.HTTP_503_SERVICE_UNAVAILABLE if may_repeat else status.HTTP_500_INTERNAL_SERVER_ERROR

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import logging
 import os
 import random
 import shlex
@@ -49,11 +50,12 @@ SCENES: Final = ("relay", "processor", "spark")
 
 
 class Interrupt:
-    """Whether Ctrl-C was pressed; the second one ends the program at once."""
+    """Whether Ctrl-C was pressed, or SIGTERM came; the second one ends the program at once."""
 
     def __init__(self) -> None:
         self.pressed = False
-        signal.signal(signal.SIGINT, self._press)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._press)
 
     def _press(self, *_: object) -> None:
         if self.pressed:
@@ -286,6 +288,7 @@ def prepare_path() -> None:
     sys.path[:0] = [source, str(TESTS), *(str(TESTS / name) for name in SCENES)]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     os.environ["DUALWRITE_TESTING"] = "1"
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # inserts of this process break off with the database
     os.environ.setdefault("DUALWRITE_TEST_PACE", "3")  # a run is busy by itself: measured limits would be half an hour
 
 

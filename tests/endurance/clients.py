@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -36,6 +36,8 @@ LEASE = 3.0
 """Seconds: much shorter than in a service, so that a pause outlasts it."""
 CLOCKS = (-3.0, -0.7, 0.7)
 """Hours that a clock is ahead: brokers refuse what is an hour from the future."""
+TURNED = 0.1
+"""How many of the processes have such a clock."""
 
 
 class Kind(ABC):
@@ -65,22 +67,35 @@ class Kind(ABC):
         self.started = 0
         self.prepare()
 
+    @abstractmethod
     def prepare(self) -> None:
         """Make tables and topics."""
-        events = SqlEvents(self.direct)
-        events.engine = self.engine
-        events.create()
-        self.scene = Scene(events, self.stage.direct)
-        make_topic(self.stage.cluster, self.scene.topic, PARTITIONS)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """During the block, what this process does for the clients: here, a consumer that watches."""
-        with watched(self.recorder, self.scene.settings, self.scene.topic, of_events(self.scene)):
-            yield
+    @abstractmethod
+    def running(self) -> AbstractContextManager[None]:
+        """What this process does for the clients during the block; at least a consumer watches."""
 
     def feed(self) -> None:  # noqa: B027  (most kinds write by themselves)
         """Called about every second."""
+
+    # --- processes --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self, place: int) -> Any:
+        """Start a process there, which is returned and is one of `members`."""
+
+    def kill(self, member: Any) -> None:
+        """`kill -9` a process."""
+        member.kill()
+        ended(member)
+
+    def signal(self, member: Any, number: int) -> None:
+        """Send a signal to a process."""
+        member.send_signal(number)
+
+    def has_ended(self, member: Any) -> bool:
+        """Whether a process has ended."""
+        return member.poll() is not None
 
     def supervise(self) -> list[int]:
         """Start what has ended by itself: the places."""
@@ -93,17 +108,52 @@ class Kind(ABC):
             self.start(place)
         return found
 
-    # --- processes --------------------------------------------------------------------------------------------------------
+    def stop(self, member: Any) -> None:
+        """Ask a process to end."""
+        member.send_signal(signal.SIGTERM)
+
+    def stop_all(self) -> None:
+        """Let all processes end in the way of a service: those that have not ended in time are killed."""
+        for member in self.members:
+            self.stop(member)
+        for member in self.members:
+            with suppress(subprocess.TimeoutExpired):
+                member.wait(LIMIT)
+            self.kill(member)
+
+    # --- the end ----------------------------------------------------------------------------------------------------------
+
+    prefix: str
+    """Of the ids that are recovered at the end."""
+
+    def settle(self) -> None:
+        """End the processes, and recover what they have left."""
+        self.stop_all()
+        dualwrite.recover(self.direct, kafka=self.kafka, prefix=self.prefix).raise_for_problems()
+
+    @abstractmethod
+    def read_back(self) -> None:
+        """Record what both sides have."""
+
+    def judge(self) -> dict[str, Any]:
+        """The summary of the history."""
+        self.recorder.close()
+        self.engine.dispose()
+        return check_history.check(sorted(self.folder.glob("*.jsonl")))
+
+
+class Forked(Kind):
+    """Processes that run a module of the tests."""
+
+    environment: ClassVar[dict[str, str]] = {}
 
     @abstractmethod
     def arguments(self) -> list[str]:
         """The module of a process, and its arguments; its number is `started`."""
 
-    environment: ClassVar[dict[str, str]] = {}
-
     def start(self, place: int) -> Any:
-        """Start a process, one in ten with a wrong clock."""
-        turned = self.chance.choice(CLOCKS) if self.chance.random() < 0.1 else 0
+        """One in ten has a wrong clock."""
+        turned = self.chance.choice(CLOCKS) if self.chance.random() < TURNED else 0
         if turned:
             self.recorder.fault("a clock turned", f"{turned} h")
         module, *arguments = self.arguments()
@@ -118,54 +168,28 @@ class Kind(ABC):
             )
         return self.members[place]
 
-    def kill(self, member: Any) -> None:
-        member.kill()
-        ended(member)
 
-    def signal(self, member: Any, number: int) -> None:
-        member.send_signal(number)
+class Writers(Forked):
+    """Those that write the `events` of a scene."""
 
-    def has_ended(self, member: Any) -> bool:
-        return member.poll() is not None
+    def prepare(self) -> None:
+        events = SqlEvents(self.direct)
+        events.engine = self.engine
+        events.create()
+        self.scene = Scene(events, self.stage.direct)
+        self.prefix = self.scene.transactional_id
+        make_topic(self.stage.cluster, self.scene.topic, PARTITIONS)
 
-    def stop(self, member: Any) -> None:
-        """Ask a process to end."""
-        member.stdin.close()
-
-    def stop_all(self) -> None:
-        """Let all processes end in the way of a service: those that have not ended in time are killed."""
-        for member in self.members:
-            self.stop(member)
-        for member in self.members:
-            with suppress(AssertionError, subprocess.TimeoutExpired):
-                member.wait(LIMIT)
-            self.kill(member)
-
-    # --- the end ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def prefix(self) -> str:
-        return self.scene.transactional_id
-
-    def settle(self) -> None:
-        """End the processes, and recover what they have left."""
-        self.stop_all()
-        dualwrite.recover(self.direct, kafka=self.stage.direct, prefix=self.prefix).raise_for_problems()
+    def running(self) -> AbstractContextManager[None]:
+        return watched(self.recorder, self.kafka, self.scene.topic, of_events(self.scene))
 
     def read_back(self) -> None:
-        """Record what both sides have."""
         self.recorder.final_rows(self.scene.rows())
-        final_topics(self.recorder, self.stage.direct, self.scene.topic)
-
-    def judge(self) -> dict[str, Any]:
-        """The summary of the history."""
-        self.recorder.close()
-        self.engine.dispose()
-        return check_history.check(sorted(self.folder.glob("*.jsonl")))
+        final_topics(self.recorder, self.kafka, self.scene.topic)
 
 
-class Pool(Kind):
-    """Callers of a pool, of which one in 50 fails after it has written."""
+class Pool(Writers):
+    """Callers of a pool; one unit in 50 fails after it has written."""
 
     name = "pool"
     callers: ClassVar[int] = 8
@@ -175,6 +199,9 @@ class Pool(Kind):
         where = [self.url, self.stage.servers, self.prefix, self.scene.topic]
         first = self.started * self.callers * PER_CALLER
         return ["pool.soak_worker", *where, str(first), str(self.callers), str(self.folder)]
+
+    def stop(self, member: Any) -> None:
+        member.stdin.close()
 
 
 class Asyncio(Pool):
@@ -191,7 +218,7 @@ class MariaDB(Pool):
     database = "mariadb"
 
 
-class Journal(Kind):
+class Journal(Writers):
     """Journaled pools: few keys, each unit has seen its key's last row."""
 
     name = "journal"
@@ -205,6 +232,10 @@ class Journal(Kind):
         where = [self.url, self.stage.servers, self.prefix, self.scene.topic, "4", str(1 + self.started * self.per_process)]
         return ["journaled.hot_key_worker", *where, str(self.folder)]
 
+    def stop(self, member: Any) -> None:
+        member.stdin.close()
+
     def settle(self) -> None:
+        """The pool that publishes what is left recovers all ids, too."""
         self.stop_all()
         publish_all(self.scene)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -22,7 +21,7 @@ from relay_scene import RelayScene, key_of
 
 import dualwrite
 from dualwrite import migration
-from endurance.clients import LEASE, PARTITIONS, Asyncio, Journal, Kind, MariaDB, Pool
+from endurance.clients import LEASE, PARTITIONS, Asyncio, Forked, Journal, Kind, MariaDB, Pool, Writers
 from fixtures.broker import make_topic
 from fixtures.histories import final_topics, rows_of, watched
 from fixtures.pace import LIMIT, joined, until, until_received
@@ -40,7 +39,7 @@ def id_of(value: bytes) -> Any:
     return json.loads(value)["id"]
 
 
-class Processors(Kind):
+class Processors(Writers):
     """A group of processors that book numbers and answer them."""
 
     name = "processors"
@@ -57,7 +56,7 @@ class Processors(Kind):
         self._more = more + (consumer if self.chance.random() < 0.5 else [])
         # without duplicates, and it gives no message up
         safe = {"enable.idempotence": True, "message.timeout.ms": 0}
-        self._producer = Producer({"bootstrap.servers": self.stage.direct, "log_level": 2, **safe})
+        self._producer = Producer({**self.kafka, "log_level": 2, **safe})
 
     def arguments(self) -> list[str]:
         where = [self.url, self.stage.servers, self.prefix, self.source, self.scene.topic, f"{self.prefix}*", "10"]
@@ -80,9 +79,6 @@ class Processors(Kind):
             self._producer.produce(self.source, str(number), partition=number % PARTITIONS, on_delivery=delivered)
         self._producer.poll(0)
 
-    def stop(self, member: Any) -> None:
-        member.send_signal(signal.SIGTERM)
-
     def settle(self) -> None:
         assert self._producer.flush(LIMIT) == 0
         until_received(self._booked, "numbers", at_least=self.produced, seconds=5 * LIMIT, pause=1)
@@ -94,7 +90,7 @@ class Processors(Kind):
 
     def read_back(self) -> None:
         super().read_back()
-        final_topics(self.recorder, self.stage.direct, self.source)
+        final_topics(self.recorder, self.kafka, self.source)
         for partition, offset in (self._at_kafka if self.at_kafka else self._in_the_database)().items():
             self.recorder.final_position(self.prefix, self.source, partition, offset)
 
@@ -104,12 +100,12 @@ class Processors(Kind):
             return {partition: position.offset for (_, partition), position in store.positions.read(self.prefix).items()}
 
     def _at_kafka(self) -> dict[int, int]:
-        with closing(Consumer({"bootstrap.servers": self.stage.direct, "group.id": self.prefix, "log_level": 2})) as consumer:
+        with closing(Consumer({**self.kafka, "group.id": self.prefix, "log_level": 2})) as consumer:
             found = consumer.committed([TopicPartition(self.source, number) for number in range(PARTITIONS)], LIMIT)
         return {one.partition: max(0, one.offset) for one in found}
 
 
-class Relays(Kind):
+class Relays(Forked):
     """Relays of an outbox, into which threads insert."""
 
     name = "relays"
@@ -119,6 +115,7 @@ class Relays(Kind):
         migration.upgrade(self.engine)
         broker: Any = SimpleNamespace(bootstrap_servers=self.stage.direct)
         self.outbox = RelayScene(self.direct, broker, lambda kind: f"{kind}-{uuid4().hex[:8]}")
+        self.prefix = self.outbox.name
         self.outbox.engine.dispose()
         self.outbox.engine = self.engine
         self._over, self._inserting = threading.Event(), threading.Lock()
@@ -151,13 +148,6 @@ class Relays(Kind):
                 ):
                     self.outbox.insert_on(connection, numbers)
 
-    def stop(self, member: Any) -> None:
-        member.send_signal(signal.SIGTERM)
-
-    @property
-    def prefix(self) -> str:
-        return self.outbox.name
-
     def settle(self) -> None:
         def is_empty() -> bool:
             self.supervise()
@@ -167,13 +157,14 @@ class Relays(Kind):
         super().settle()
 
     def read_back(self) -> None:
-        final_topics(self.recorder, self.stage.direct, self.outbox.topic)
+        final_topics(self.recorder, self.kafka, self.outbox.topic)
 
 
 class Joined(Kind):
     """Services whose sessions join a pool, under a steady load."""
 
     name = "joined sessions"
+    prefix = "shop."
     can_replace = False
     per_second: ClassVar[int] = 30
 
@@ -184,17 +175,11 @@ class Joined(Kind):
         self._log = (self.folder / "service.log").open("wb")
         self._services = [Service(self.url, self.stage.servers, self.topic, self._log) for _ in self.members]
 
-    def arguments(self) -> list[str]:
-        raise NotImplementedError
-
     def start(self, place: int) -> Any:
         self.started += 1
         self._services[place].start()
         self.members[place] = self._services[place].process
         return self.members[place]
-
-    def stop(self, member: Any) -> None:
-        member.send_signal(signal.SIGTERM)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -215,14 +200,10 @@ class Joined(Kind):
                 self._over.set()
                 sending.result(2 * LIMIT)
 
-    @property
-    def prefix(self) -> str:
-        return "shop."
-
     def read_back(self) -> None:
         with self.engine.connect() as connection:
             self.recorder.final_rows(connection.scalars(sa.text("SELECT id FROM orders")))
-        final_topics(self.recorder, self.stage.direct, self.topic, value_of=id_of)
+        final_topics(self.recorder, self.kafka, self.topic, value_of=id_of)
 
 
 class Spark(Kind):
@@ -245,14 +226,8 @@ class Spark(Kind):
         make_topic(self.stage.cluster, name, PARTITIONS)
         self.files = 0
 
-    def arguments(self) -> list[str]:
-        raise NotImplementedError
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Meanwhile a consumer gets the orders; the files come by `feed`."""
-        with watched(self.recorder, self.kafka, self.stream.name, rows_of(self.engine, ORDERS), value_of=id_of):
-            yield
+    def running(self) -> AbstractContextManager[None]:
+        return watched(self.recorder, self.kafka, self.stream.name, rows_of(self.engine, ORDERS), value_of=id_of)
 
     def feed(self) -> None:
         """Add a file if there are few that wait."""
@@ -302,7 +277,7 @@ class Spark(Kind):
     def read_back(self) -> None:
         with self.engine.connect() as connection:
             self.recorder.final_rows(connection.scalars(sa.text("SELECT id FROM orders")))
-        final_topics(self.recorder, self.stage.direct, self.stream.name, value_of=lambda value: str(id_of(value)))
+        final_topics(self.recorder, self.kafka, self.stream.name, value_of=lambda value: str(id_of(value)))
         self.stream.close()
 
 

@@ -21,6 +21,7 @@ from sqlalchemy.exc import OperationalError
 import dualwrite
 from dualwrite import migration
 from dualwrite.devcluster import DevCluster
+from dualwrite.stores.sql.joined_transaction import JoinedTransaction
 from dualwrite.testing import failpoints
 from fixtures.pace import LIMIT, until
 
@@ -203,6 +204,35 @@ def test_the_database_error_of_a_statement_is_answered(
     assert (answer.status_code, answer.json()["in_doubt"]) == (status, False)
     monkeypatch.undo()
     assert client.post("/orders", json=order(1)).status_code == 201
+
+
+@pytest.mark.parametrize("kind", ["InDoubtTransactionError", "LostTransactionError", "UnverifiedTransactionError"])
+def test_an_order_that_may_be_there_is_in_doubt(shop: tuple[TestClient, str], kind: str) -> None:
+    client, _ = shop
+    with failpoints.armed("before_db_commit", failpoints.raises(getattr(dualwrite, kind)("Who knows?"))):
+        answer = client.post("/orders", json=order(1))
+    assert (answer.status_code, answer.json()) == (503, {"detail": "Who knows?", "in_doubt": True})
+
+
+@pytest.mark.parametrize("shop", ["fastapi_own_session"], indirect=True)
+def test_an_order_whose_commit_was_not_answered_is_in_doubt(
+    shop: tuple[TestClient, str], monkeypatch: pytest.MonkeyPatch, committed: Callable[[str], list[bytes | None]]
+) -> None:
+    """It has committed, and its session has lost the connection. Found by a soak run."""
+    client, topic = shop
+    send_commit = JoinedTransaction._send_commit
+
+    def lost(transaction: JoinedTransaction) -> None:
+        send_commit(transaction)
+        raise transaction._errors.commit_unknown(OSError("the connection is lost"))
+
+    monkeypatch.setattr(JoinedTransaction, "_send_commit", lost)
+    answer = client.post("/orders", json=order(1))
+    monkeypatch.undo()
+    assert (answer.status_code, answer.json()["in_doubt"]) == (503, True)
+    assert client.get("/orders/001").json() == order(1)
+    assert len(committed(topic)) == 1
+    assert client.post("/orders", json=order(1)).status_code == 409
 
 
 def test_a_writer_whose_id_was_recovered_reopens_it(shop: tuple[TestClient, str], url: str) -> None:
