@@ -28,10 +28,12 @@ from dualwrite.deadline import Deadline
 from dualwrite.devcluster import DevCluster
 from dualwrite.errors import CommittedTransactionsForgottenError, FencedError
 from dualwrite.observability import TransactionsForgotten, add_observer, remove_observer
+from dualwrite.recipe.ownership import Ownership
 from dualwrite.recovery.report import Outcome
 from dualwrite.stores.base import LostKind, LostTransaction
 from dualwrite.stores.key_value_store import KeyValueStore
 from dualwrite.stores.sql.tables import state_table
+from dualwrite.testing import failpoints
 from dualwrite.testing.postgres import PostgresServer, find_binaries
 from dualwrite.testing.server_process import as_account
 from dualwrite.testing.topics import read_committed
@@ -214,14 +216,61 @@ def test_an_idle_writer_sees_it(scene: Scene) -> None:
     assert (named(listed(scene)), scene.rows()) == (without_rows(scene), [1, 4])
 
 
+@both_producers
+@pytest.mark.parametrize(("lanes", "before"), [(1, False), (2, True)])
+def test_a_writer_that_is_closed_reports_it(scene: Scene, producer: str, lanes: int, before: bool) -> None:
+    """Also if its last transaction was on the other lane, whose row is not behind."""
+    with observed() as events, scene.connect(lanes=lanes) as writer:
+        scene.event(writer, *(1, 2) * before)
+        past = Past(scene)
+        scene.event(writer, 3)
+        past.restore()
+        if lanes == 2:
+            scene.event(writer, 4)
+    assert [each.transactions for each in events] == [1]
+    (entry,) = listed(scene)
+    assert named([entry]) == without_rows(scene)
+    assert scene.recover()["error"] is None
+    assert listed(scene) == [entry]
+
+
 @NATIVE
-def test_a_writer_that_is_closed_leaves_the_evidence(scene: Scene) -> None:
+def test_a_writer_that_is_closed_leaves_the_evidence(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can't read the row any more."""
+
+    def fail(ownership: Ownership) -> None:
+        raise dualwrite.StoreUnavailableError("simulated", transactional_id=ownership.transactional_id)
+
     with scene.connect() as writer:
         scene.event(writer, 1)
         past = Past(scene)
         scene.event(writer, 2)
         past.restore()
+        monkeypatch.setattr(Ownership, "note_forgotten", fail)
     assert scene.recover()["outcomes"] == [Outcome.FORGOTTEN.value]
+
+
+@NATIVE
+@pytest.mark.parametrize("is_in_doubt", [False, True])
+def test_a_writer_whose_claim_is_forgotten_reports_it_when_it_is_closed(scene: Scene, is_in_doubt: bool) -> None:
+    scene.write_here(1)
+    past = Past(scene)
+
+    def fail() -> None:
+        raise dualwrite.BrokerUnavailableError("simulated", transactional_id=scene.transactional_id)
+
+    with observed() as events, scene.connect() as writer:
+        scene.event(writer, 2)
+        with ExitStack() as stack:
+            if is_in_doubt:
+                stack.enter_context(pytest.raises(dualwrite.InDoubtTransactionError))
+                stack.enter_context(failpoints.armed("before_kafka_commit", fail))
+                stack.enter_context(failpoints.armed("recover_after_claim", fail))
+            scene.event(writer, 3)
+        past.restore()
+    assert len(events) == 1
+    scene.write_here(4)  # its writer aborts what is open: the event in doubt, which was named as well
+    assert named(listed(scene)) >= without_rows(scene) > set()
 
 
 @NATIVE
@@ -240,6 +289,34 @@ def test_a_writer_whose_claim_is_forgotten_is_fenced_and_reports_what_it_knows(s
     assert sum(each.transactions for each in events) == 2
     assert named(listed(scene)) == without_rows(scene)
     assert scene.rows() == [1, 5]
+
+
+@both_producers
+def test_what_is_forgotten_before_kafka_confirmed_it_is_not_called_rolled_back(scene: Scene, producer: str) -> None:
+    """Kafka commits it, and the answer is lost."""
+    with observed() as events, scene.connect() as writer:
+        scene.event(writer, 1)
+        past = Past(scene)
+
+        def commit_without_an_answer() -> None:
+            with scene.coordinator() as coordinator:
+                kafka_id = scene.kafka_id(scene.row().generation)
+                found = coordinator.describe(kafka_id)
+                assert found is not None
+                of = {"producer_id": found.producer_id, "epoch": found.epoch}
+                assert coordinator.end_transaction(kafka_id, **of, commit=True).proven
+            past.restore()
+            raise dualwrite.BrokerUnavailableError("simulated", transactional_id=scene.transactional_id)
+
+        with (
+            failpoints.armed("before_kafka_commit", failpoints.only_at(1, commit_without_an_answer)),
+            pytest.raises(dualwrite.InDoubtTransactionError, match="has forgotten"),
+        ):
+            scene.event(writer, 2)
+        scene.event(writer, 3)
+    assert len(events) == 1
+    assert named(listed(scene)) == without_rows(scene)
+    assert (scene.rows(), scene.messages()) == ([1, 3], [1, 2, 3])
 
 
 def _nothing(scene: Scene, writer: Any) -> None:

@@ -15,7 +15,7 @@ from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.server_process import DatabaseServer
 from fixtures.broker import BRISK
-from fixtures.broker_door import Door
+from fixtures.broker_door import doors_in_a_row
 from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import LIMIT
 
@@ -80,7 +80,7 @@ class Stage:
 
     def __enter__(self) -> Self:
         with self._opened:
-            self._doors = _doors_in_a_row(self._count)
+            self._doors = doors_in_a_row(self._count)
             for door in self._doors:
                 self._opened.enter_context(door)
             settings: dict[str, Any] = {"nodes": self._count, "proxy_port": self._doors[0].port, "kafka_version": self._kafka}
@@ -172,17 +172,3 @@ def slow(proxies: list[Any], chance: random.Random) -> Steps:
             for link in [*proxy._links]:
                 link.resume()
         yield chance.uniform(0.02, 0.5)
-
-
-def _doors_in_a_row(count: int) -> list[Door]:
-    """Doors on ports that follow one another, as a cluster's proxies do."""
-    while True:
-        doors = [Door()]
-        try:
-            while len(doors) < count:
-                doors.append(Door(doors[-1].port + 1))
-        except OSError:  # somebody has the next port
-            for door in doors:
-                door.__exit__(None, None, None)
-        else:
-            return doors

@@ -19,6 +19,30 @@ PROTOCOL: Final = (
         ),
     ),
     Removal(
+        "DF a writer that is closed sees it, too",
+        "recipe/ownership.py",
+        "            if self.remembered.number:\n",
+        "            if not self:\n",
+        (
+            "crash/test_forgotten_commits.py::test_a_writer_that_is_closed_reports_it",
+            "crash/test_forgotten_commits.py::test_a_writer_whose_claim_is_forgotten_reports_it_when_it_is_closed",
+        ),
+    ),
+    Removal(
+        "DF what the database had confirmed is not called rolled back if it has forgotten it",
+        "recipe/lane.py",
+        "            if database_committed or not was_confirmed:",
+        "            if True:",
+        ("crash/test_forgotten_commits.py::test_what_is_forgotten_before_kafka_confirmed_it_is_not_called_rolled_back",),
+    ),
+    Removal(
+        "DF a writer that is closed, and whose claim is forgotten, reports it",
+        "recipe/lane.py",
+        '            self._note_forgotten(fenced)\n            log.warning("closing',
+        '            log.warning("closing',
+        ("crash/test_forgotten_commits.py::test_a_writer_whose_claim_is_forgotten_reports_it_when_it_is_closed",),
+    ),
+    Removal(
         "F1 the row is read after the description",  # the failpoint moves with it, to where the recoverer is paused
         "recovery/resolve.py",
         """\

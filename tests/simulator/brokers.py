@@ -102,7 +102,6 @@ class Cluster:
         self.entries: dict[str, Entry] = {}
         self.partitions: dict[int, Partition] = {0: Partition(), 1: Partition()}
         self.is_readable = True
-        self.was_too_late = False  # a producer has found that too little time is left
         self.has_forgotten = False
         self.opened: Callable[[str], None] = lambda _: None  # told of an id on which a message has opened a transaction
         self.aborted: Callable[[set[int]], None] = lambda _: None  # told of messages that a request has aborted

@@ -233,7 +233,6 @@ class _Producer(Sending):
         age, timeout = 0.0 if self._began is None else time.monotonic() - self._began, self.transaction_timeout
         if timeout is not None and age > 0.8 * timeout:
             self._failed()
-            self._cluster.was_too_late = True
             raise TransactionTimeoutError("Too little time is left.", transactional_id=self.kafka_transactional_id)
         world = self._world
         if timeout is not None and world.faults.oversleeps and world.choices.happens(world.faults.oversleeps):

@@ -38,8 +38,7 @@ def judge(run: Run) -> None:
     if any(run.other.visible()):
         raise SimulationError("messages are visible on another cluster")
     _check_entries(run, entries)
-    # a writer whose copy of a lost transaction had too little time goes on, and another publishes it behind the next one
-    if run.scene.lanes == 1 and run.scene.beside == "nothing" and not run.cluster.was_too_late:
+    if run.scene.lanes == 1 and run.scene.beside == "nothing":
         _check_order(run, visible)
 
 
@@ -77,7 +76,7 @@ def _broken(  # noqa: C901, PLR0911  (each is one part of the promise)
         return "was acknowledged, and is missing"
     if unit.outcome == "rolled back" and (shown or is_row):
         return "was reported as rolled back, and is committed"
-    may_be_found_later = "Too little time" in unit.told or run.scene.beside in (
+    may_be_found_later = run.scene.beside in (
         "a forgotten id",
         "retention",
     )  # as the log can be read then

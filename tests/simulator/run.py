@@ -228,7 +228,7 @@ class Run:
 
     def _check_fenced(self, process: Process, database: Database, error: FencedError) -> None:
         """Somebody else has claimed the id of a writer that is fenced."""
-        row = database.row(error.transactional_id or ID)
+        row = database.row(error.facts.get("lane") or ID)
         is_newest = row is not None and row.fence == error.facts.get("current_fence")
         if row is not None and is_newest and database.claimants.get(row.claim_token) is process:
             self.world.breaks(f"{process.name} was fenced by its own claim")

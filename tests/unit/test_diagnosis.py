@@ -106,10 +106,21 @@ def test_a_cluster_with_everything_has_no_findings() -> None:
     assert judge_kafka(BEST) == []
 
 
-@pytest.mark.parametrize(("version", "checks", "affected"), [(2, False, True), (2, True, False), (1, False, False)])
-def test_a_release_that_does_not_check_markers(version: int, checks: bool, affected: bool) -> None:
-    found = judge_kafka(replace(BEST, transaction_version=version, checks_markers=checks))
-    assert any("KAFKA-19446" in finding.what and finding.severity is Severity.WEAK for finding in found) == affected
+@pytest.mark.parametrize(
+    ("capabilities", "producer", "words"),
+    [
+        (BEST, "auto", []),
+        (replace(BEST, checks_markers=False), "auto", ["KAFKA-19446"]),
+        (replace(BEST, checks_markers=False), "librdkafka", ["With librdkafka the markers"]),
+        (BEST, "librdkafka", ["With librdkafka the markers"]),
+        (LEVEL_1, "auto", ["With librdkafka the markers"]),
+    ],
+)
+def test_a_cluster_or_a_producer_whose_late_markers_do_harm(
+    capabilities: BrokerCapabilities, producer: str, words: list[str]
+) -> None:
+    found = [finding for finding in judge_kafka(capabilities, producer=producer) if "can end the id's next" in finding.what]
+    assert [(one.severity, word in one.what) for one, word in zip(found, words, strict=True)] == [(WEAK, True)] * len(words)
 
 
 @pytest.mark.parametrize(("metadata_version", "affected"), [(27, False), (29, False), (30, True), (31, True)])
@@ -145,8 +156,8 @@ def test_what_a_cluster_or_a_setting_prevents_is_reported(
 
 
 def test_a_timeout_within_the_limit_of_the_broker_is_not_reported() -> None:
-    assert len(judge_kafka(LEVEL_1, transaction_timeout_ms=600_000)) == 1  # the level alone
-    assert len(judge_kafka(replace(LEVEL_1, transaction_max_timeout_ms=None), transaction_timeout_ms=600_000)) == 1
+    assert len(judge_kafka(LEVEL_1, transaction_timeout_ms=600_000)) == 2  # the level, and what librdkafka's markers are
+    assert len(judge_kafka(replace(LEVEL_1, transaction_max_timeout_ms=None), transaction_timeout_ms=600_000)) == 2
 
 
 def test_two_phase_commit_does_not_depend_on_the_metadata_version() -> None:

@@ -98,8 +98,8 @@ class DevCluster:
         java_options: The JVM's options. With the default a broker starts fast and needs little memory, but its throughput is
             only half. `SERVER_JAVA_OPTIONS` are those of Kafka's own start scripts.
         proxy_port: Port on loopback of a proxy that you run. The first node then has one more listener, `PROXIED`, whose
-            clients are told to connect to this port (the next nodes: to the following ones). The brokers' own traffic does not
-            use it. The proxy forwards to `listeners["PROXIED"]`.
+            clients are told to connect to this port (the next nodes: to the following ones). The brokers' own traffic uses it
+            only if `config` sets `inter.broker.listener.name` to PROXIED. The proxy forwards to `listeners["PROXIED"]`.
     """
 
     def __init__(

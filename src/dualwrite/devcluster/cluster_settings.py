@@ -46,7 +46,6 @@ _OURS = frozenset(
         "listeners",
         "advertised.listeners",
         "listener.security.protocol.map",
-        "inter.broker.listener.name",
         "log.dir",
         "log.dirs",
         "metadata.log.dir",

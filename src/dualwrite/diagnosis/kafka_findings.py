@@ -35,8 +35,11 @@ def judge_kafka(
         )
     if capabilities.native and not capabilities.two_phase:
         found.append(_two_phase(capabilities))
-    if capabilities.may_end_early:
-        found.append(_kafka(Severity.WEAK, _MARKERS_UNCHECKED, "Apache Kafka 4.2 on every broker"))
+    chosen = promise(capabilities, producer=producer, transaction_timeout_ms=transaction_timeout_ms, two_phase=two_phase)
+    if chosen.producer == LIBRDKAFKA:
+        found.append(_kafka(Severity.WEAK, _MARKERS_ALIKE, "the native producer, on Apache Kafka 4.2 or newer"))
+    elif not capabilities.checks_markers:
+        found.append(_kafka(Severity.WEAK, _MARKERS_UNCHECKED, "Apache Kafka 4.2 or newer on every broker"))
     if capabilities.may_skip_markers:
         found.append(_kafka(Severity.WEAK, _MARKERS_SKIPPED, "three replicas of each topic; a release that fixes it, or 4.2.2"))
     return found
@@ -71,6 +74,10 @@ def _brokers(nodes: Sequence[int]) -> str:
 
 _MARKERS_UNCHECKED: Final = (
     "Kafka 4.0 and 4.1 don't check to which transaction a marker belongs (KAFKA-19446): one that is delayed between two "
+    "brokers can end the id's next transaction early."
+)
+_MARKERS_ALIKE: Final = (
+    "With librdkafka the markers of an id's transactions are alike, on every release of Kafka: one that is delayed between two "
     "brokers can end the id's next transaction early."
 )
 _MARKERS_SKIPPED: Final = (

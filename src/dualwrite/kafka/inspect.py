@@ -176,11 +176,6 @@ class BrokerCapabilities:
     checks_markers: bool = True
 
     @property
-    def may_end_early(self) -> bool:
-        """Whether a marker that the network delays can end the next transaction: on 4.0 and 4.1 (KAFKA-19446)."""
-        return self.transaction_version >= _TRANSACTION_VERSION and not self.checks_markers
-
-    @property
     def may_skip_markers(self) -> bool:
         """Whether the release is 4.3.0 or newer: up to 4.4.0 a partition without a leader gets no marker (KAFKA-20734)."""
         return self.metadata_version >= _MARKERS_SKIPPED_FROM

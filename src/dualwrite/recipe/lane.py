@@ -22,6 +22,7 @@ from dualwrite.observability.outages import BEGIN, DATABASE, is_no_answer, level
 from dualwrite.recipe.idle import RECOVER_LIMIT
 from dualwrite.recipe.outcomes import (
     explain_fencing,
+    forgotten,
     has_committed_on_both_sides,
     in_doubt,
     not_published_yet,
@@ -324,7 +325,7 @@ class Lane(WriterState):
     def _resolve(self, error: BaseException, *, database_committed: bool | None) -> None:
         """Find out the outcome past the commit point, by a claim that requires our fencing token to be current (rule F8)."""
         route, parties, state = self._route, self._parties, None if self.transaction is None else self.transaction.state
-        decided = self._decided(state)
+        decided, was_confirmed = self._decided(state), database_committed is True
         if self._store_transaction is not None:
             self._store_transaction.rollback()  # a connection whose COMMIT is unknown is closed; its row lock goes with it
         self._kafka.judged(error)
@@ -332,9 +333,11 @@ class Lane(WriterState):
             self.ownership.make_claim()
             row = parties.store.read_claimed(self.ownership.claim)
             database_committed = row.transaction_number == decided.number
-            self.ownership.remembered.settle(decided, is_committed=database_committed)
+            if database_committed or not was_confirmed:  # otherwise the database has gone back: rule DF
+                self.ownership.remembered.settle(decided, is_committed=database_committed)
             outcomes = route.resolve()
         except FencedError as fenced:
+            self._note_forgotten(fenced)
             self.advance(Change.FENCED)
             kafka_id = self.ownership.kafka_transactional_id
             if not has_committed_on_both_sides(parties.coordinator, kafka_id, state, database_committed=database_committed):
@@ -352,9 +355,8 @@ class Lane(WriterState):
         ours = (outcome for outcome in outcomes if (outcome.generation, outcome.state) == (decided.generation, state))
         lost = self.ownership.lost_error(ours)
         if not database_committed:
-            # lost: the database had committed it, and has forgotten it; its messages are visible
-            gone = None if lost is None else in_doubt(self.id, state, lost, database_committed=None)
-            self._raise_outcome(error, gone or rolled_back(self.id, error))
+            gone = lost or (self.ownership.take_forgotten() if was_confirmed else None)
+            self._raise_outcome(error, rolled_back(self.id, error) if gone is None else forgotten(self.id, state, gone))
         if lost is not None:
             if self._kafka.publishes_lost and postponed is not None:  # it is not final
                 self._raise_outcome(error, not_published_yet(self.id, state, postponed))
@@ -434,6 +436,7 @@ class Lane(WriterState):
             self.ownership.make_claim()
             self.ownership.resolve()
         except FencedError as fenced:
+            self._note_forgotten(fenced)
             log.warning("closing: %s", fenced, transactional_id=self.id)
         except DualWriteError as error:
             raise InDoubtTransactionError(

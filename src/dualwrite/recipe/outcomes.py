@@ -167,6 +167,20 @@ def not_published_yet(transactional_id: str, state: PreparedTxnState | None, why
     return error
 
 
+def forgotten(transactional_id: str, state: PreparedTxnState | None, why: DualWriteError) -> InDoubtTransactionError:
+    """The error for a transaction that the database had committed, and has forgotten before Kafka confirmed its commit."""
+    error = InDoubtTransactionError(
+        "The database had committed the transaction, and has forgotten it. Its messages are visible if Kafka committed it.",
+        transactional_id=transactional_id,
+        cause=f"{why}",
+        next_step="look for its messages before you repeat it: `dualwrite status` shows where they are",
+        state=state_text(state),
+        database_committed=None,
+    )
+    error.__cause__ = why
+    return error
+
+
 def has_committed_on_both_sides(
     coordinator: TransactionCoordinator,
     kafka_transactional_id: str,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final, TypeVar, cast
 
@@ -13,6 +13,7 @@ from dualwrite.errors import (
     BrokerUnavailableError,
     CommittedTransactionsForgottenError,
     DualWriteError,
+    FencedError,
     WriterClosedError,
 )
 from dualwrite.failpoints import hit
@@ -494,12 +495,17 @@ class Ownership:
     def clear_row(self) -> None:
         """After a clean end, record in the row that nothing is prepared and nothing is open on our generation.
 
-        If the row has another state than our last one, the database has gone back: that stays, so that recovery sees it.
+        If the row has another state than our last one, the database has gone back: that stays, so that recovery sees it. If it
+        has none, only this process knows what is forgotten, and reports it now (rule DF): afterwards, so that nothing is missed
+        that is forgotten before we have looked.
         """
         last = self._committed
         ended = Resolution(clear_state=last is None, clear_only=last, resolved_generation=self.generation)
         try:
-            self._store.record_resolution(self.claim, ended)
+            with suppress(FencedError):  # also if the database has forgotten our claim
+                self._store.record_resolution(self.claim, ended)
+            if self.remembered.number:
+                self.note_forgotten()
         except DualWriteError as error:
             log.info(
                 "the last transaction's state, which is committed, could not be cleared: %s", error, transactional_id=self._id
