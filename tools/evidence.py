@@ -9,6 +9,7 @@
 A result is an object: `kind` ("soak", "histories", "simulator", "matrix"), `date`, `command`, `dualwrite` (the commit),
 `versions` (lists by name), `operations`, `faults` and `anomalies` (numbers by kind), and `rows` (objects: a table). A module
 `evidence_KIND` beside this one may have a function `section` that renders the results of its kind; without it they are tables.
+`seconds` and a `note` (a sentence, for what people found out afterwards) are optional.
 A file with the kind "found" lists what such runs have found.
 """
 
@@ -133,7 +134,7 @@ def runs(those: Iterable[Result]) -> str:
         )
         text += f"{sum(result['faults'].values()):,} faults, {anomalies} anomalies"
         text += f", {result['seconds']:,} s" if "seconds" in result else ""
-        lines.append(f"{text}. {versions}.")
+        lines.append(f"{text}. {versions}." + (f" {result['note']}" if "note" in result else ""))
     return "\n".join(lines) + "\n"
 
 
@@ -156,7 +157,7 @@ def cell(value: Any) -> str:
 # --- taking results -------------------------------------------------------------------------------------------------------
 
 
-def judged(command: str, files: Sequence[Path]) -> Result:
+def judged(command: str, commit: str, files: Sequence[Path]) -> Result:
     """The result of histories that a test has recorded."""
     found = check_history.check(files)
     operations = found["operations"]
@@ -167,7 +168,7 @@ def judged(command: str, files: Sequence[Path]) -> Result:
         "kind": "histories",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "command": command,
-        "dualwrite": commit(),
+        "dualwrite": commit,
         "versions": found["versions"],
         "operations": row["operations"],
         "faults": found["faults"],
@@ -177,7 +178,7 @@ def judged(command: str, files: Sequence[Path]) -> Result:
     }
 
 
-def commit() -> str:
+def latest_commit() -> str:
     """The commit of the checkout, in short."""
     asked = ["git", "rev-parse", "--short=8", "HEAD"]
     return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603  (our own)
@@ -193,6 +194,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Writes the page of evidence from the results of runs.")
     parser.add_argument("--add", nargs="+", type=Path, default=[], metavar="RESULT", help="take these results first")
     parser.add_argument("--judge", metavar="COMMAND", help="judge histories, which this command has recorded")
+    parser.add_argument("--commit", help="of the run that is judged, if it is not that of the checkout")
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="the histories")
     options = parser.parse_args()
     RESULTS.mkdir(exist_ok=True)
@@ -200,7 +202,7 @@ def main() -> int:
         result = json.loads(path.read_text(encoding="utf-8"))
         shutil.copy(path, unused(result["kind"], result["date"]))
     if options.judge:
-        result = judged(options.judge, options.files)
+        result = judged(options.judge, options.commit or latest_commit(), options.files)
         unused("histories", result["date"]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(results()), encoding="utf-8")
     return 0

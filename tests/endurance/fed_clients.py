@@ -245,6 +245,8 @@ class Spark(Kind):
         if before is None or self.has_ended(before):
             with before or nullcontext():
                 self.started += 1
+            if before is not None:
+                (self.folder / f"driver-{self.started - 1}.log").write_text(before.output)
             self.members[place] = self.stream.stream_driver(tries=10)
         return self.members[place]
 
