@@ -138,8 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of the results")
     parser.add_argument("--folder", type=Path, help="keeps the output of each, and the environments, here")
     chosen = parser.parse_args(arguments)
-    known = json.loads(chosen.results.read_text())["rows"] if chosen.results.exists() else []
-    found = {Cell(row["subject"], row["version"]): row for row in known}
+    found: dict[Cell, dict[str, Any]] = {}
     chosen.results.parent.mkdir(parents=True, exist_ok=True)
     every = [Cell(subject, version) for subject, versions in VERSIONS.items() for version in versions]
     with tempfile.TemporaryDirectory() as temporary:
@@ -147,8 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for cell in every:
             if cell.subject in chosen.only and (not chosen.version or cell.version in chosen.version):
-                found[cell] = cell.run(folder, chosen.limit)
-                print(json.dumps(found[cell]), flush=True)  # noqa: T201  (a script that prints)
+                row = cell.run(folder, chosen.limit)
+                print(json.dumps(row), flush=True)  # noqa: T201  (a script that prints)
+                known = (
+                    json.loads(chosen.results.read_text())["rows"] if chosen.results.exists() else []
+                )  # another run may write
+                found = {**{Cell(each["subject"], each["version"]): each for each in known}, cell: row}
                 rows = [found[each] for each in every if each in found]
                 chosen.results.write_text(json.dumps(result_of(rows), indent=1) + "\n", encoding="utf-8")
     return int(any(row["result"].startswith("failed") for row in found.values()))
