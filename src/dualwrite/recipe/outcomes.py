@@ -127,6 +127,39 @@ def in_doubt(
 ) -> InDoubtTransactionError:
     """The error for an outcome that could not be determined."""
     what, next_step = _DOUBTS[bool(database_committed), isinstance(why, FencedError)]
+    return _doubt(what, transactional_id, state, why, next_step, database_committed=database_committed)
+
+
+def unknown(prefix: str, why: BaseException) -> InDoubtTransactionError:
+    """The error for a transaction of the journal whose COMMIT was not answered, if the database can't tell what came of it."""
+    what = "It is unknown whether the transaction committed, its messages with it: COMMIT was not answered."
+    next_step = "check in your data whether it committed before you repeat it; if it did, its messages will be published"
+    return _doubt(what, prefix, None, why, next_step, database_committed=None)
+
+
+def not_published_yet(transactional_id: str, state: PreparedTxnState | None, why: DualWriteError) -> InDoubtTransactionError:
+    """The error for a transaction that Kafka has aborted after the database's commit, if its copy is not committed yet."""
+    what = "The database committed the transaction, but Kafka has aborted it, and its messages are not published again yet."
+    next_step = "don't repeat the transaction: this writer, before its next transaction, or recovery publishes them"
+    return _doubt(what, transactional_id, state, why, next_step, database_committed=True)
+
+
+def forgotten(transactional_id: str, state: PreparedTxnState | None, why: DualWriteError) -> InDoubtTransactionError:
+    """The error for a transaction that the database had committed, and has forgotten before Kafka confirmed its commit."""
+    what = "The database had committed the transaction, and has forgotten it. Its messages are visible if Kafka committed it."
+    next_step = "look for its messages before you repeat it: `dualwrite status` shows where they are"
+    return _doubt(what, transactional_id, state, why, next_step, database_committed=None)
+
+
+def _doubt(
+    what: str,
+    transactional_id: str,
+    state: PreparedTxnState | None,
+    why: BaseException,
+    next_step: str,
+    *,
+    database_committed: bool | None,
+) -> InDoubtTransactionError:
     error = InDoubtTransactionError(
         what,
         transactional_id=transactional_id,
@@ -134,48 +167,6 @@ def in_doubt(
         next_step=next_step,
         state=state_text(state),
         database_committed=database_committed,
-    )
-    error.__cause__ = why
-    return error
-
-
-def unknown(prefix: str, why: BaseException) -> InDoubtTransactionError:
-    """The error for a transaction of the journal whose COMMIT was not answered, if the database can't tell what came of it."""
-    error = InDoubtTransactionError(
-        "It is unknown whether the transaction committed, its messages with it: COMMIT was not answered.",
-        transactional_id=prefix,
-        cause=f"{why}",
-        next_step="check in your data whether it committed before you repeat it; if it did, its messages will be published",
-        state="",
-        database_committed=None,
-    )
-    error.__cause__ = why
-    return error
-
-
-def not_published_yet(transactional_id: str, state: PreparedTxnState | None, why: DualWriteError) -> InDoubtTransactionError:
-    """The error for a transaction that Kafka has aborted after the database's commit, if its copy is not committed yet."""
-    error = InDoubtTransactionError(
-        "The database committed the transaction, but Kafka has aborted it, and its messages are not published again yet.",
-        transactional_id=transactional_id,
-        cause=f"{why}",
-        next_step="don't repeat the transaction: this writer, before its next transaction, or recovery publishes them",
-        state=state_text(state),
-        database_committed=True,
-    )
-    error.__cause__ = why
-    return error
-
-
-def forgotten(transactional_id: str, state: PreparedTxnState | None, why: DualWriteError) -> InDoubtTransactionError:
-    """The error for a transaction that the database had committed, and has forgotten before Kafka confirmed its commit."""
-    error = InDoubtTransactionError(
-        "The database had committed the transaction, and has forgotten it. Its messages are visible if Kafka committed it.",
-        transactional_id=transactional_id,
-        cause=f"{why}",
-        next_step="look for its messages before you repeat it: `dualwrite status` shows where they are",
-        state=state_text(state),
-        database_committed=None,
     )
     error.__cause__ = why
     return error
