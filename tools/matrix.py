@@ -85,7 +85,8 @@ class Cell:
                     env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "DUALWRITE_TESTING": "1"},
                 )
             except subprocess.TimeoutExpired:
-                return {**row, "result": f"failed: not done within {limit:g} s"}
+                passed = log.read_text(errors="replace").count("passed: ")  # a line for each step
+                return {**row, "steps": passed, "result": f"unfinished: the other steps did not fit into {limit:g} s"}
             except subprocess.CalledProcessError:
                 last = log.read_text(errors="replace").strip()[-2000:]
                 result = "skipped" if any(word in last for word in _SKIPPED) else "failed"
@@ -121,7 +122,7 @@ def result_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "dualwrite": commit,
         "versions": {},  # each row has its own
         "operations": sum(row["steps"] for row in ran),
-        "faults": {"a process killed": sum(row["steps"] for row in ran)},
+        "faults": {"a step at which a process was killed": sum(row["steps"] for row in ran)},
         "anomalies": {"failed": sum(row["result"].startswith("failed") for row in rows)},
         "rows": list(rows),
     }
@@ -138,8 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of the results")
     parser.add_argument("--folder", type=Path, help="keeps the output of each, and the environments, here")
     chosen = parser.parse_args(arguments)
-    known = json.loads(chosen.results.read_text())["rows"] if chosen.results.exists() else []
-    found = {Cell(row["subject"], row["version"]): row for row in known}
+    found: dict[Cell, dict[str, Any]] = {}
     chosen.results.parent.mkdir(parents=True, exist_ok=True)
     every = [Cell(subject, version) for subject, versions in VERSIONS.items() for version in versions]
     with tempfile.TemporaryDirectory() as temporary:
@@ -147,8 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for cell in every:
             if cell.subject in chosen.only and (not chosen.version or cell.version in chosen.version):
-                found[cell] = cell.run(folder, chosen.limit)
-                print(json.dumps(found[cell]), flush=True)  # noqa: T201  (a script that prints)
+                row = cell.run(folder, chosen.limit)
+                print(json.dumps(row), flush=True)  # noqa: T201  (a script that prints)
+                known = (
+                    json.loads(chosen.results.read_text())["rows"] if chosen.results.exists() else []
+                )  # another run may write
+                found = {**{Cell(each["subject"], each["version"]): each for each in known}, cell: row}
                 rows = [found[each] for each in every if each in found]
                 chosen.results.write_text(json.dumps(result_of(rows), indent=1) + "\n", encoding="utf-8")
     return int(any(row["result"].startswith("failed") for row in found.values()))

@@ -46,6 +46,8 @@ from fixtures.postgres_binaries import downloaded_postgres
 
 Step = Callable[[Scene], None]
 
+PASSED: Final = "passed:"
+
 _KFAKE: Final = "kfake:"
 _VERSION: Final = re.compile(r"Kafka version: (\S+)")
 
@@ -102,6 +104,7 @@ def run(kafka: str, database: str, release: str) -> dict[str, Any]:
             count += 1
             try:
                 step(databases.scene(database, broker))
+                print(PASSED, name, file=sys.stderr, flush=True)  # noqa: T201  (how far it came within its time)
             except Exception as error:  # noqa: BLE001  (of whatever kind: the other steps run, too)
                 failed[name] = f"{type(error).__name__}: {error}"[:500]
                 traceback.print_exc()

@@ -375,6 +375,13 @@ PROTOCOL: Final = (
         ("crash/test_republish.py::test_a_copy_that_is_lost_keeps_its_place",),
     ),
     Removal(
+        "RP what is lost later has a later time, whatever the clocks say",
+        "stores/rows.py",
+        "        added = _after(left, added)\n",
+        "        pass\n",
+        ("unit/test_state_row.py::test_what_is_lost_later_has_a_later_time_whatever_the_clocks_say",),
+    ),
+    Removal(
         "RW an entry that is gone does not prove that its messages are visible",
         "recipe/ownership.py",
         "left = (each for each in found if (each.transactional_id, each.generation, each.state) not in again)",

@@ -80,6 +80,7 @@ class SimulatedCoordinator:
         self._world, self._cluster = world, cluster
 
     def _ask(self, what: str, effect: Callable[[], T], *, changes: bool = False) -> T:
+        self._world.linger()
         return self._world.request(what, effect, _unavailable, changes=changes)
 
     def knows_end_by_epoch(self, *, timeout: Any = None) -> bool:

@@ -17,7 +17,7 @@ from dualwrite.errors import (
     LostTransactionError,
     UnverifiedTransactionError,
 )
-from dualwrite.observability.events import Event, TransactionEvent
+from dualwrite.observability.events import Event, TransactionEvent, TransactionRecovered
 from dualwrite.observability.observers import observing
 from dualwrite.recipe.republish import RecoveryPublisher
 from dualwrite.recovery import clusters
@@ -136,6 +136,9 @@ class Scene:
         is_late = beside in _AFTER_TIMEOUTS
         kind = (ProducerKind.NATIVE_TWO_PHASE, ProducerKind.NATIVE, ProducerKind.LIBRDKAFKA)[choices.below(3)]
         kind = ProducerKind.NATIVE if is_late and kind is ProducerKind.NATIVE_TWO_PHASE else kind
+        is_old = kind is ProducerKind.LIBRDKAFKA and choices.happens(0.4)
+        if beside == "retention" and choices.happens(0.5):  # what destroys evidence in the log, and at the coordinator
+            kind, is_old = ProducerKind.LIBRDKAFKA, True
         times_out = kind is not ProducerKind.NATIVE_TWO_PHASE and (is_late or choices.happens(0.6))
         often = (0.0, 0.01, 0.04, 0.12)
         return cls(
@@ -145,7 +148,7 @@ class Scene:
             recoverers=choices.below(3),
             lanes=1 + choices.happens(0.2),
             on_lost="report" if choices.happens(0.2) else "republish",
-            ends_by_epoch=not (kind is ProducerKind.LIBRDKAFKA and choices.happens(0.4)),
+            ends_by_epoch=not is_old,
             is_slow=choices.happens(0.3),
             is_plain=choices.happens(0.2),
             first_epoch=32762 + choices.below(5) if choices.happens(0.1) else 0,
@@ -155,7 +158,7 @@ class Scene:
                 lost=often[choices.below(3)],
                 unanswered=often[choices.below(3) + is_late],
                 delayed=often[choices.below(4)],
-                dies=(0.0, 0.005, 0.02)[choices.below(3)],
+                dies=(0.0, 0.005, 0.02, 0.04)[choices.below(3) + (beside == "retention")],
                 pauses=(0.0, 0.02, 0.1)[choices.below(3)],
                 switches=(0.3, 0.05, 0.9)[choices.below(3)],
                 oversleeps=(0.0, 0.1, 0.3)[choices.below(3)] if times_out else 0.0,
@@ -222,9 +225,13 @@ class Run:
             self.world.breaks(f"a message opens a transaction on {name}, which is resolved")
 
     def _hears(self, event: Event) -> None:
-        """What observers are told of a process's last transaction."""
+        """What observers are told of a process's last transaction, and of recovery."""
         if isinstance(event, TransactionEvent):
             self.heard[self.world.current] = type(event).__name__
+        elif isinstance(event, TransactionRecovered):
+            is_known = self.cluster.has_forgotten or self.other.has_forgotten
+            if event.outcome == LostKind.UNVERIFIED.value and not is_known:
+                self.world.breaks("a transaction is UNVERIFIED, although the coordinator has forgotten nothing")
 
     def _check_fenced(self, process: Process, database: Database, error: FencedError) -> None:
         """Somebody else has claimed the id of a writer that is fenced."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import simulate
 from protocol import PROTOCOL
 
-from simulator.choices import shrunk
+from dualwrite.errors import ClusterMismatchError
+from dualwrite.state import ProducerKind
+from dualwrite.stores.base import Claim
+from simulator.choices import Choices, shrunk
+from simulator.databases import Database, MemoryStore
 from simulator.rules import UNSEEN
 from simulator.run import run
+from simulator.world import Faults, World
 
 
 def test_seeds_keep_the_promise() -> None:
@@ -41,6 +47,21 @@ def test_a_failing_run_is_shrunk() -> None:
 def test_rules_that_are_removed_are_missed(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.without(["KU", "F7"], range(500), processes=1) == 0
     assert len(re.findall(r"^\| [^|]*\| \d+ \| transaction", capsys.readouterr().out, re.MULTILINE)) == 2
+
+
+def test_a_claim_does_not_go_on_if_the_row_has_got_another_cluster_since_it_was_looked_at() -> None:
+    """Rule CL on a store that can't look at a row and claim it at once."""
+    world, database = World(Choices(0), Faults()), Database("first", "a" * 12)
+
+    class LateStore(MemoryStore):
+        def claim(self, transactional_id: str, owner: str, **details: Any) -> Claim:
+            claim = super().claim(transactional_id, "another process", timeout=1)
+            super().acquire_generation(claim, ProducerKind.NATIVE, cluster_id="kafka")
+            return super().claim(transactional_id, owner, **details)
+
+    store = LateStore(world, database, locks=False, begins_late=False)
+    with pytest.raises(ClusterMismatchError):
+        store.claim_lanes(["shop"], "late", timeout=1, cluster_id="another")
 
 
 def test_what_is_not_seen_is_a_rule() -> None:

@@ -126,6 +126,7 @@ class World:
         self.trace: list[str] | None = [] if trace else None
         self._main = getcurrent()
         self._last: Process | None = None
+        self._held_for = 0.0  # how long the process that has just committed is paused next
 
     def note(self, who: str, what: str) -> None:
         """Add a line to the trace."""
@@ -196,6 +197,8 @@ class World:
     def committed(self) -> None:
         """A database has executed a user's COMMIT."""
         self.commits += 1
+        if self.faults.pauses and self.current is not None and self.choices.happens(0.3):
+            self._held_for = PAUSES[self.choices.below(len(PAUSES))]
         if self.late and self.choices.happens(0.5):
             self._deliver(self.choices.below(len(self.late)))
 
@@ -272,10 +275,17 @@ class World:
             self.now += seconds
             return
         self._check_alive(process)
-        process.wakes_at = self.now + seconds
+        process.wakes_at = self.now + max(seconds, self._held_for)
         process.waits_for = until
+        self._held_for = 0.0
         self._main.switch()
         self._check_alive(process)
+
+    def linger(self) -> None:
+        """A process that asks a coordinator may be paused before until somebody commits, as it acts on what it has read."""
+        before = self.commits
+        if self.faults.pauses and len(self.processes) > 1 and self.choices.happens(0.04):
+            self.pause(0.5, until=lambda: self.commits > before)
 
     def _check_alive(self, process: Process) -> None:
         if process.is_dead:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from dualwrite.errors import NotResolvedError, StoredStateError
-from dualwrite.state import PreparedTxnState, ProducerKind
+from dualwrite.state import Delivery, PreparedTxnState, ProducerKind
 from dualwrite.stores.base import LostKind, LostTransaction, Resolution, StateRow
 from dualwrite.stores.rows import document, forgotten, parse_document, with_generation, with_resolution
 from dualwrite.stores.sql.tables import columns_of, state_row
 from fixtures.tables import table
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
 
 
 def row(*, generation: int, resolved: int, lost: tuple[LostTransaction, ...] = ()) -> StateRow:
@@ -48,6 +49,25 @@ def test_a_repeated_resolution_does_not_add_an_acknowledged_entry_again() -> Non
     assert once.lost == (found,)
     assert with_resolution(once, proven).lost == (found,)
     assert with_resolution(replace(once, lost=()), proven).lost == ()
+
+
+def test_what_is_lost_later_has_a_later_time_whatever_the_clocks_say() -> None:
+    """Rule RP: another host's clock may be behind; a copy keeps the time of its original, and so its place."""
+
+    def lost(epoch: int, minutes: int, copy_of: str = "") -> LostTransaction:
+        delivery = Delivery(1, (), NOW + minutes * MINUTE, copy_of=copy_of)
+        return LostTransaction(LostKind.LOST, PreparedTxnState(1, epoch), 6, NOW, delivery)
+
+    def times(*entries: LostTransaction) -> list[datetime]:
+        found = row(generation=6, resolved=5)
+        for each in entries:
+            stored = replace(found, prepared_state=each.state, prepared_generation=6)
+            found = with_resolution(stored, Resolution(clear_state=True, lost=each))
+        return [each.delivery.prepared_at for each in found.lost if each.delivery is not None]
+
+    hour, later = NOW + timedelta(hours=1), timedelta(milliseconds=1)
+    assert times(lost(1, 60), lost(2, 0), lost(3, 60), lost(4, 61)) == [hour, hour + later, hour + 2 * later, NOW + 61 * MINUTE]
+    assert times(lost(1, 60), lost(2, 0, "6 1:0")) == [hour, NOW]
 
 
 def test_a_generation_with_an_unverified_entry_is_not_used_again() -> None:

@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final
 
@@ -369,6 +369,8 @@ def with_resolution(row: StateRow, resolution: Resolution) -> StateRow:
         added = None  # what was read before was not the newest row
     if added is not None and resolution.resolved_entry is not None and not has_entry(row, resolution.resolved_entry):
         added = None
+    if added is not None and resolution.resolved_entry is None:
+        added = _after(left, added)
     is_meant = resolution.clear_only is not None and row.prepared_state == resolution.clear_only
     clears = resolution.clear_state or is_meant
     is_other = resolution.clear_only is not None and row.prepared_state is not None and not is_meant
@@ -432,6 +434,18 @@ def entry_gone(transactional_id: str, entry: LostTransaction) -> TransactionChan
 def with_lost(entries: tuple[LostTransaction, ...], added: LostTransaction) -> tuple[LostTransaction, ...]:
     """The list with `added`, unless it has the same transaction already: a resolution may be sent twice."""
     return entries if any(_is_same(entry, added) for entry in entries) else (*entries, added)
+
+
+def _after(entries: tuple[LostTransaction, ...], added: LostTransaction) -> LostTransaction:
+    """The entry of a transaction that was committed after those of the list, with a time after theirs (rule RP).
+
+    The clock of its host may be behind. A copy keeps the time of its original.
+    """
+    delivery, times = added.delivery, [each.delivery.prepared_at for each in entries if each.delivery is not None]
+    if delivery is None or delivery.copy_of or not times:
+        return added
+    earliest = max(times) + timedelta(milliseconds=1)  # what a row keeps of a time
+    return added if delivery.prepared_at >= earliest else replace(added, delivery=replace(delivery, prepared_at=earliest))
 
 
 def _is_same(one: LostTransaction, other: LostTransaction) -> bool:
