@@ -315,8 +315,8 @@ class TxnStateStore(ABC):
             owner: As for `claim`.
             timeout: As for `claim`; for the lock of each row.
             cluster_id: Kafka's `cluster.id`. A lane is not claimed if its row names another cluster, or one of `elsewhere` does
-                (rule CL); a store without transactions over a read and a claim may have claimed it, if the row has got its
-                cluster in between. None: Kafka does not answer; the caller checks the cluster before it resolves anything there.
+                (rule CL); a store that can't read and claim at once may have claimed it, if the row has got its cluster in
+                between. None: Kafka does not answer; the caller checks the cluster before it resolves anything there.
             expected_fence: As for `claim`, for lane 0 (rule F8): its owner owns the others, or is about to.
             token: As for `claim`, for each lane.
             acquiring: Acquire generations in the same transaction, if the store can, and if nothing has to be recovered or
