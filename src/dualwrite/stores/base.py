@@ -343,8 +343,9 @@ class TxnStateStore(ABC):
             self.read_claimed(first)
             claims.append(claim(lane))
         rows = self.read_claimed_rows(claims)
-        for row in rows if cluster_id is not None else ():  # a row may have got its cluster since it was looked at
-            on_cluster(row, cluster_id)
+        if cluster_id is not None:
+            for row in rows:  # one may have got its cluster since it was looked at
+                on_cluster(row, cluster_id)
         return ClaimedLanes(rows)
 
     def read_claimed_rows(self, claims: Sequence[Claim]) -> tuple[StateRow, ...]:
