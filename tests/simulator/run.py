@@ -179,8 +179,9 @@ class Run:
         self.cluster.aborted, self.cluster.opened = self._aborted, self._opened_at
         self.units: list[Unit] = []
         self.heard: dict[Process | None, str] = {}
+        self.lanes: dict[Process | None, str] = {}
         self.acknowledged: set[int] = set()
-        self.acknowledged_to: dict[Process, set[int]] = {}
+        self.acknowledged_to: dict[Process, dict[str, set[int]]] = {}
         self.gone: set[int] = set()
         self.unreported: set[int] = set()
         if scene.is_slow:
@@ -228,6 +229,7 @@ class Run:
         """What observers are told of a process's last transaction, and of recovery."""
         if isinstance(event, TransactionEvent):
             self.heard[self.world.current] = type(event).__name__
+            self.lanes[self.world.current] = event.lane
         elif isinstance(event, TransactionRecovered):
             is_known = self.cluster.has_forgotten or self.other.has_forgotten
             if event.outcome == LostKind.UNVERIFIED.value and not is_known:
@@ -342,16 +344,17 @@ class Run:
         self.world.note(process.name, f"transaction {unit.number}: {unit.outcome} ({unit.told})")
         if (heard := self.heard[process]) not in ("", _HEARD[unit.outcome]):
             self.world.breaks(f"the caller of transaction {unit.number} was told {unit.told}, and observers {heard}")
-        known = self.acknowledged_to.setdefault(process, set())
+        of_lanes = self.acknowledged_to.setdefault(process, {})
+        known = of_lanes.setdefault(self.lanes.get(process, ID), set())
         if isinstance(error, CommittedTransactionsForgottenError):
-            known -= self.gone
+            for each in of_lanes.values():
+                each.difference_update(self.gone)
         elif isinstance(error, FencedError):
-            known.clear()  # of the row of another claim nobody can say that it is behind
+            of_lanes.clear()  # of the row of another claim nobody can say that it is behind
             self._check_fenced(process, database, error)
             return choices.happens(0.5)
         elif error is None:
-            if self.scene.lanes == 1:  # with more, the transaction may be on a lane whose row is not behind
-                self.unreported |= known & self.gone
+            self.unreported |= known & self.gone
             known.add(unit.number)
         return False
 

@@ -14,7 +14,7 @@ from dualwrite.state import ProducerKind
 from dualwrite.stores.base import Claim
 from simulator.choices import Choices, shrunk
 from simulator.databases import Database, MemoryStore
-from simulator.rules import UNSEEN
+from simulator.rules import RARE, UNSEEN
 from simulator.run import run
 from simulator.world import Faults, World
 
@@ -65,7 +65,7 @@ def test_a_claim_does_not_go_on_if_the_row_has_got_another_cluster_since_it_was_
 
 
 def test_what_is_not_seen_is_a_rule() -> None:
-    assert set(UNSEEN) <= {each.rule for each in PROTOCOL}
+    assert {*UNSEEN, *RARE} <= {each.rule for each in PROTOCOL}
 
 
 @pytest.mark.soak
