@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from history.simulator import INPUT, PARTITIONS, TOPIC, Simulation, Unit
+from history.correct_histories import INPUT, PARTITIONS, TOPIC, Simulation, Unit
 
 EXAMPLES = 20
 """Histories for each test."""
