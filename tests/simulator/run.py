@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,8 +36,6 @@ from simulator.world import Faults, Process, SimulationError, World
 
 ID: Final = "shop"
 TIMEOUTS: Final = Timeouts(claim=30.0, kafka=30.0, delivery=30.0)
-
-logging.getLogger("dualwrite").setLevel(logging.CRITICAL + 1)
 
 
 @dataclass

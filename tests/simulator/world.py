@@ -8,6 +8,7 @@ its repetition, was either sent before or never.
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -337,14 +338,16 @@ class World:
 
     @contextmanager
     def clocks(self) -> Iterator[None]:
-        """In the block, the code sees this world's time, and no thread of dualwrite's runs."""
-        world = self
+        """In the block, the code sees this world's time, no thread of dualwrite's runs, and nothing is logged."""
+        world, logger = self, logging.getLogger("dualwrite")
 
         class Datetime(dt.datetime):
             @classmethod
             def now(cls, tz: Any = None) -> Any:  # noqa: ARG003  (the code asks for UTC)
                 return world.wall_clock()
 
+        level = logger.level
+        logger.setLevel(logging.CRITICAL + 1)
         kept = time.monotonic, time.sleep, deadline.CHANCE, outages._watch.is_asleep, idle.IDLE
         time.monotonic, time.sleep, deadline.CHANCE = (lambda: world.now), self.pause, _Evenly
         outages._watch.is_asleep, idle.IDLE = False, _NoThread
@@ -353,6 +356,7 @@ class World:
         try:
             yield
         finally:
+            logger.setLevel(level)
             time.monotonic, time.sleep, deadline.CHANCE, outages._watch.is_asleep, idle.IDLE = kept
             for module in _DATED:
                 module.datetime = dt.datetime
