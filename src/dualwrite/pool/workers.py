@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Final
 
 from dualwrite.deadline import Deadline
 from dualwrite.errors import FencedError, PoolTimeoutError, StoreError, StoreUnavailableError, WriterClosedError
@@ -21,6 +22,10 @@ from dualwrite.pool.scaling import SERIAL
 from dualwrite.pool.writers import closed
 
 log = SubjectLogger(__name__)
+
+
+_SIGNAL_SECONDS: Final = 1.0
+"""A signal that arrives just before a wait does not interrupt it: Python runs the handler at its end."""
 
 
 class Workers:
@@ -99,7 +104,8 @@ class Workers:
             if not is_total:
                 seen, limit = self._writers.steps, Deadline.after(self._timeout)
             for thread in threads:
-                thread.join(limit.left)
+                while thread.is_alive() and not limit.expired:
+                    thread.join(min(limit.left, _SIGNAL_SECONDS))
         self._cancel_calls()  # nobody would run them; there are none unless the threads have ended early
         return limit if is_total else Deadline.after(self._timeout)
 
