@@ -7,8 +7,7 @@
     python tools/evidence.py --judge "COMMAND" FILE …    # judges histories of a test, and takes the result of that
 
 A result is an object: `kind` ("soak", "histories", "simulator", "matrix"), `date`, `command`, `dualwrite` (the commit),
-`versions` (lists by name), `operations`, `faults` and `anomalies` (numbers by kind), and `rows` (objects: a table). A module
-`evidence_KIND` beside this one may have a function `section` that renders the results of its kind; without it they are tables.
+`versions` (lists by name), `operations`, `faults` and `anomalies` (numbers by kind), and `rows` (objects: a table).
 `seconds` and a `note` (a sentence, for what people found out afterwards) are optional.
 A file with the kind "found" lists what such runs have found.
 """
@@ -16,8 +15,6 @@ A file with the kind "found" lists what such runs have found.
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -90,20 +87,11 @@ def page(found: Sequence[Result]) -> str:
     parts = [HEAD, table(rows)]
     for kind, (title, introduction) in SECTIONS.items():
         if those := by_kind[kind]:
-            parts += [f"## {title}\n{introduction}\n", section_of(kind)(those)]
+            parts += [f"## {title}\n{introduction}\n", (soak if kind == "soak" else plain)(those)]
     if mended := [row for result in found if result["kind"] == "found" for row in result["rows"]]:
         parts.append("## What was found, and repaired\nWhat such runs, the models and the simulator have found in dualwrite:\n")
         parts.append(table(mended))
     return "\n".join(parts)
-
-
-def section_of(kind: str) -> Any:
-    """The function that renders the results of a kind."""
-    if kind == "soak":
-        return soak
-    if importlib.util.find_spec(f"evidence_{kind}"):
-        return importlib.import_module(f"evidence_{kind}").section
-    return plain
 
 
 def soak(those: Sequence[Result]) -> str:
@@ -157,7 +145,7 @@ def cell(value: Any) -> str:
 # --- taking results -------------------------------------------------------------------------------------------------------
 
 
-def judged(command: str, commit: str, files: Sequence[Path]) -> Result:
+def judged(command: str, commit: str | None, files: Sequence[Path]) -> Result:
     """The result of histories that a test has recorded."""
     found = check_history.check(files)
     operations = found["operations"]
@@ -165,10 +153,7 @@ def judged(command: str, commit: str, files: Sequence[Path]) -> Result:
     row |= {"messages": found["messages"], "seen by consumers": found["seen"]["by consumers"]}
     anomalies = {name: each["count"] for name, each in found["anomalies"].items()}
     return {
-        "kind": "histories",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "command": command,
-        "dualwrite": commit,
+        **of_today("histories", command, commit),
         "versions": found["versions"],
         "operations": row["operations"],
         "faults": found["faults"],
@@ -178,10 +163,18 @@ def judged(command: str, commit: str, files: Sequence[Path]) -> Result:
     }
 
 
-def latest_commit() -> str:
-    """The commit of the checkout, in short."""
-    asked = ["git", "rev-parse", "--short=8", "HEAD"]
-    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603  (our own)
+def of_today(kind: str, command: str, commit: str | None = None) -> Result:
+    """How a new result begins.
+
+    Args:
+        kind: Its kind.
+        command: What repeats it.
+        commit: Of dualwrite; by default that of the checkout.
+    """
+    if commit is None:
+        asked = ["git", "rev-parse", "--short=8", "HEAD"]
+        commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603  (git)
+    return {"kind": kind, "date": f"{datetime.now(UTC):%Y-%m-%d}", "command": command, "dualwrite": commit}
 
 
 def unused(kind: str, date: str) -> Path:
@@ -202,7 +195,7 @@ def main() -> int:
         result = json.loads(path.read_text(encoding="utf-8"))
         shutil.copy(path, unused(result["kind"], result["date"]))
     if options.judge:
-        result = judged(options.judge, options.commit or latest_commit(), options.files)
+        result = judged(options.judge, options.commit, options.files)
         unused("histories", result["date"]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(results()), encoding="utf-8")
     return 0

@@ -20,14 +20,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from evidence import RESULTS, of_today
 from wheels import program
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-RESULTS: Final = ROOT / "docs" / "how-it-works" / "evidence" / "matrix.json"
 
 KAFKA: Final = "4.2.2"
 BROKER, KFAKE, POSTGRESQL, MARIADB, MYSQL, PYTHON = "Apache Kafka", "kfake as Kafka", "PostgreSQL", "MariaDB", "MySQL", "Python"
@@ -112,14 +111,9 @@ class Cell:
 
 def result_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The file's content, as `tools/evidence.py` reads it."""
-    asked = ["git", "rev-parse", "--short=8", "HEAD"]
-    commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603  (git)
     ran = [row for row in rows if "steps" in row]
     return {
-        "kind": "matrix",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "command": "python tools/matrix.py",
-        "dualwrite": commit,
+        **of_today("matrix", "python tools/matrix.py"),
         "versions": {},  # each row has its own
         "operations": sum(row["steps"] for row in ran),
         "faults": {"a step at which a process was killed": sum(row["steps"] for row in ran)},
@@ -136,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", nargs="+", default=[], help="only these versions")
     parser.add_argument("--limit", type=float, default=900, help="seconds for a version (900)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of the results")
+    parser.add_argument("--results", type=Path, default=RESULTS / "matrix.json", help="the file of the results")
     parser.add_argument("--folder", type=Path, help="keeps the output of each, and the environments, here")
     chosen = parser.parse_args(arguments)
     found: dict[Cell, dict[str, Any]] = {}
@@ -149,9 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if cell.subject in chosen.only and (not chosen.version or cell.version in chosen.version):
                 row = cell.run(folder, chosen.limit)
                 print(json.dumps(row), flush=True)  # noqa: T201  (a script that prints)
-                known = (
-                    json.loads(chosen.results.read_text())["rows"] if chosen.results.exists() else []
-                )  # another run may write
+                # read once more: another run may have written
+                known = json.loads(chosen.results.read_text())["rows"] if chosen.results.exists() else []
                 found = {**{Cell(each["subject"], each["version"]): each for each in known}, cell: row}
                 rows = [found[each] for each in every if each in found]
                 chosen.results.write_text(json.dumps(result_of(rows), indent=1) + "\n", encoding="utf-8")

@@ -25,7 +25,6 @@ import random
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -35,6 +34,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from evidence import of_today
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -172,8 +172,21 @@ def progress(title: str, operations: dict[str, int], faults: Counter[str], resta
 # --- the result -----------------------------------------------------------------------------------------------------------
 
 
-def result(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """All rounds, in the form of docs/how-it-works/evidence/*.json."""
+def command() -> str:
+    """What repeats this run, anywhere."""
+    given = sys.argv[1:]
+    for at in [at for at, argument in enumerate(given) if argument == "--folder"]:  # it is a matter of this machine
+        del given[at : at + 2]
+    return shlex.join(["python", "tools/soak.py", *given])
+
+
+def result(head: dict[str, Any], rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All rounds, in the form of docs/how-it-works/evidence/*.json.
+
+    Args:
+        head: What the result begins with.
+        rounds: What `Round.run` has returned.
+    """
     rows: dict[str, dict[str, Any]] = {}
     faults, anomalies, restarts = Counter[str](), Counter[str](), Counter[str]()
     versions: dict[str, set[str]] = {}
@@ -192,15 +205,8 @@ def result(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
             anomalies.update({anomaly: each["count"] for anomaly, each in found["anomalies"].items()})
             for what, those in found["versions"].items():
                 versions.setdefault(what, set()).update(those)
-    given = sys.argv[1:]
-    for at in [at for at, argument in enumerate(given) if argument == "--folder"]:  # it is a matter of this machine
-        del given[at : at + 2]
-    commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
     return {
-        "kind": "soak",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "command": shlex.join(["python", "tools/soak.py", *given]),
-        "dualwrite": commit.stdout.strip(),
+        **head,
         "versions": {what: sorted(those) for what, those in sorted(versions.items())},
         "operations": sum(row["operations"] for row in rows.values()),
         "faults": dict(sorted(faults.items())),
@@ -268,13 +274,13 @@ def main() -> int:
         parser.error(f"there are no clients {', '.join(sorted(unknown))}, only {', '.join(sorted(known))}")
     seconds = (options.minutes or options.hours * 60) * 60
     folder = (options.folder or Path("soak", f"{datetime.now(UTC):%Y%m%dT%H%M%S}")).absolute()
-    interrupt, rounds = Interrupt(), list[dict[str, Any]]()
+    head, interrupt, rounds = of_today("soak", command()), Interrupt(), list[dict[str, Any]]()
     while seconds > 0 and not interrupt.pressed:
         place, length_of_this = folder / f"{options.seed + len(rounds):03}", min(seconds, options.round * 60)
         rounds.append(Round(options, place, options.seed + len(rounds), interrupt).run(length_of_this))
         keep(place)
         seconds -= length_of_this
-        found = result(rounds)
+        found = result(head, rounds)
         (folder / "soak.json").write_text(json.dumps(found, indent=1) + "\n")
         (folder / f"{place.name}.json").write_text(json.dumps(rounds[-1], indent=1) + "\n")
     show(options.console, found)

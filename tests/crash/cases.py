@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from crash.scene import Scene
 from dualwrite.failpoints import NAMES
 
@@ -60,6 +62,28 @@ def recovered(scene: Scene, expected: list[int]) -> None:
     assert (again["outcomes"], again["error"]) == ([], None)
     scene.write_here(9)
     assert scene.agree() == [*expected, 9]
+
+
+def writer_dies(scene: Scene, point: str) -> None:
+    """A writer dies at the point, and is recovered."""
+    crash_writer(scene, point)
+    recovered(scene, after_crash_at(point))
+
+
+def recovery_dies(scene: Scene, left: str, point: str) -> None:
+    """Recovery of what a writer left dies at the point, and the next one ends it."""
+    crash_recovery(scene, left, point)
+    recovered(scene, LEFT[left])
+
+
+def recovery_steps(*, aborts_by_registering: bool = False) -> list[tuple[str, str]]:
+    """What a writer left, and where its recovery dies.
+
+    Args:
+        aborts_by_registering: Whether recovery aborts by InitProducerId, so that nothing dies after its EndTxn: before 4.0.
+    """
+    never = [("after_prepare", "recover_after_end_txn")] if aborts_by_registering else []
+    return [case for case in product(LEFT, (*RECOVERY_POINTS, *OPENING_POINTS)) if case not in never]
 
 
 def after_crash_at(point: str) -> list[int]:

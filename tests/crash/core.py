@@ -22,16 +22,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from crash.cases import (
-    LEFT,
-    OPENING_POINTS,
-    RECOVERY_POINTS,
-    WRITER_POINTS,
-    after_crash_at,
-    crash_recovery,
-    crash_writer,
-    recovered,
-)
+from crash.cases import WRITER_POINTS, recovery_dies, recovery_steps, writer_dies
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.devcluster import DevCluster
@@ -53,26 +44,11 @@ _VERSION: Final = re.compile(r"Kafka version: (\S+)")
 
 
 def steps(*, aborts_by_registering: bool) -> Iterator[tuple[str, Step]]:
-    """Each step, with its name.
-
-    Args:
-        aborts_by_registering: Whether recovery aborts by InitProducerId, so that nothing dies after its EndTxn: before 4.0.
-    """
-
-    def written(point: str, scene: Scene) -> None:
-        crash_writer(scene, point)
-        recovered(scene, after_crash_at(point))
-
-    def interrupted(left: str, point: str, scene: Scene) -> None:
-        crash_recovery(scene, left, point)
-        recovered(scene, LEFT[left])
-
+    """Each step, with its name; the argument is that of `recovery_steps`."""
     for point in WRITER_POINTS:
-        yield point, partial(written, point)
-    for left in LEFT:
-        for point in (*RECOVERY_POINTS, *OPENING_POINTS):
-            if not (aborts_by_registering and (left, point) == ("after_prepare", "recover_after_end_txn")):
-                yield f"{left}, {point}", partial(interrupted, left, point)
+        yield point, partial(writer_dies, point=point)
+    for left, point in recovery_steps(aborts_by_registering=aborts_by_registering):
+        yield f"{left}, {point}", partial(recovery_dies, left=left, point=point)
 
 
 def server(kind: type[Any], release: str) -> Any:

@@ -15,7 +15,7 @@ from dualwrite.kafka.client.log_reader import LogReader, OffsetGoneError
 from dualwrite.kafka.client.retries import RetryingClient
 from dualwrite.testing.proxy import Link
 from fixtures.broker import make_topic, started
-from fixtures.broker_door import Door, doors_in_a_row
+from fixtures.broker_door import Door, doors_in_a_row, open_to
 from fixtures.leaders import coordinator_of
 from fixtures.pace import LIMIT, until
 
@@ -55,10 +55,7 @@ def brokers_behind_doors(kafka_version: str) -> Iterator[BrokersBehindDoors]:
         cluster = opened.enter_context(
             started(nodes=NODES, kafka_version=kafka_version, proxy_port=doors[0].port, config=_SETTINGS)
         )
-        for door, address in zip(doors, cluster.listeners["PROXIED"].split(","), strict=True):
-            host, _, port = address.partition(":")
-            door.redirect(host, int(port))
-            door.open()
+        open_to(cluster, doors)
         yield BrokersBehindDoors(cluster, doors)
 
 

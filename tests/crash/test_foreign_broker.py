@@ -14,16 +14,7 @@ from itertools import product
 import pytest
 
 import dualwrite
-from crash.cases import (
-    LEFT,
-    OPENING_POINTS,
-    RECOVERY_POINTS,
-    WRITER_POINTS,
-    after_crash_at,
-    crash_recovery,
-    crash_writer,
-    recovered,
-)
+from crash.cases import WRITER_POINTS, recovery_dies, recovery_steps, writer_dies
 from crash.databases import Databases
 from crash.scene import Scene
 from dualwrite.errors import UnsupportedBrokerError
@@ -49,23 +40,16 @@ def scene(databases: Databases, kfake: NewKfake, version: str) -> Scene:
     ),
 )
 def test_a_writer_that_dies_leaves_both_sides_alike(scene: Scene, point: str) -> None:
-    crash_writer(scene, point)
-    recovered(scene, after_crash_at(point))
+    writer_dies(scene, point)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("version", "left", "point"),
-    [
-        case
-        for case in product(VERSIONS, LEFT, [*RECOVERY_POINTS, *OPENING_POINTS])
-        if case
-        not in product(["3.0", "3.9"], ["after_prepare"], ["recover_after_end_txn"])  # it aborts by InitProducerId there
-    ],
+    [(version, *step) for version in VERSIONS for step in recovery_steps(aborts_by_registering=version in ("3.0", "3.9"))],
 )
 def test_recovery_that_dies_leaves_both_sides_alike(scene: Scene, left: str, point: str) -> None:
-    crash_recovery(scene, left, point)
-    recovered(scene, LEFT[left])
+    recovery_dies(scene, left, point)
 
 
 @pytest.mark.parametrize("version", thinned(VERSIONS, kept=[NEWEST]))

@@ -27,10 +27,8 @@ from crash.cases import (
     RECOVERY_POINTS,
     REPUBLISH_POINTS,
     WRITER_POINTS,
-    after_crash_at,
-    crash_recovery,
-    crash_writer,
-    recovered,
+    recovery_dies,
+    writer_dies,
 )
 from crash.databases import DATABASES, Databases
 from dualwrite.devcluster import DevCluster
@@ -60,8 +58,7 @@ def test_a_writer_that_dies_leaves_both_sides_alike(
     databases: Databases, broker: DevCluster, database: str, producer: str, point: str
 ) -> None:
     scene = databases.scene(database, broker)
-    crash_writer(scene, point)
-    recovered(scene, after_crash_at(point))
+    writer_dies(scene, point)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +81,7 @@ def test_an_interrupted_recovery_is_finished_by_the_next_one(
     databases: Databases, broker: DevCluster, database: str, producer: str, left: str, point: str
 ) -> None:
     scene = databases.scene(database, broker)
-    crash_recovery(scene, left, point)
-    recovered(scene, LEFT[left])
+    recovery_dies(scene, left, point)
 
 
 def test_every_failpoint_is_in_the_matrix_or_a_jobs() -> None:

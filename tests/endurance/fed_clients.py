@@ -39,6 +39,12 @@ def id_of(value: bytes) -> Any:
     return json.loads(value)["id"]
 
 
+def final_orders(kind: Kind) -> None:
+    """Record the orders that the database has at the end."""
+    with kind.engine.connect() as connection:
+        kind.recorder.final_rows(connection.scalars(sa.text("SELECT id FROM orders")))
+
+
 class Processors(Writers):
     """A group of processors that book numbers and answer them."""
 
@@ -201,8 +207,7 @@ class Joined(Kind):
                 sending.result(2 * LIMIT)
 
     def read_back(self) -> None:
-        with self.engine.connect() as connection:
-            self.recorder.final_rows(connection.scalars(sa.text("SELECT id FROM orders")))
+        final_orders(self)
         final_topics(self.recorder, self.kafka, self.topic, value_of=id_of)
 
 
@@ -277,8 +282,7 @@ class Spark(Kind):
         until(is_done, lambda: f"{self.files} micro-batches", seconds=10 * LIMIT, pause=0.5)
 
     def read_back(self) -> None:
-        with self.engine.connect() as connection:
-            self.recorder.final_rows(connection.scalars(sa.text("SELECT id FROM orders")))
+        final_orders(self)
         final_topics(self.recorder, self.kafka, self.stream.name, value_of=lambda value: str(id_of(value)))
         self.stream.close()
 

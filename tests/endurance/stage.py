@@ -15,7 +15,8 @@ from dualwrite.testing.postgres import PostgresServer
 from dualwrite.testing.proxy import TcpProxy
 from dualwrite.testing.server_process import DatabaseServer
 from fixtures.broker import BRISK
-from fixtures.broker_door import doors_in_a_row
+from fixtures.broker_door import doors_in_a_row, open_to
+from fixtures.histories import versions_of
 from fixtures.mariadb_server import MariaDBServer
 from fixtures.pace import LIMIT
 
@@ -85,10 +86,7 @@ class Stage:
                 self._opened.enter_context(door)
             settings: dict[str, Any] = {"nodes": self._count, "proxy_port": self._doors[0].port, "kafka_version": self._kafka}
             self.cluster = self._opened.enter_context(DevCluster.temporary(timeout=LIMIT, config=BRISK, **settings))
-            for door, place in zip(self._doors, self.cluster.listeners["PROXIED"].split(","), strict=True):
-                host, _, port = place.partition(":")
-                door.redirect(host, int(port))
-                door.open()
+            open_to(self.cluster, self._doors)
             # autovacuum: rows of ids and hot keys are changed for hours
             servers = {"postgresql": PostgresServer(settings={"max_connections": str(CONNECTIONS), "autovacuum": "on"})}
             if self._with_mariadb:
@@ -107,10 +105,10 @@ class Stage:
     def versions(self, database: str) -> dict[str, str]:
         """The versions of Kafka and of a database."""
         engine = sa.create_engine(self.databases[database].server.url)
-        with engine.connect() as connection:
-            found = ".".join(map(str, connection.dialect.server_version_info or ()))
-        engine.dispose()
-        return {"kafka": self.cluster.status().kafka_version, database: found}
+        try:
+            return versions_of(self.cluster, engine)
+        finally:
+            engine.dispose()
 
     # --- faults -----------------------------------------------------------------------------------------------------------
 

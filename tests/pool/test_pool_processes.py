@@ -114,6 +114,30 @@ def test_a_signal_handler_that_closes_the_pool_while_it_is_closing(scene: Scene,
     scene_rows_are_clear(scene)
 
 
+@pytest.mark.slow
+def test_a_signal_that_does_not_interrupt_the_wait_of_closing_is_noticed(scene: Scene) -> None:
+    """As one that comes just before the wait begins: here another thread gets it, so the main thread sleeps on."""
+    ended = program(
+        """
+        def waiting_unit(tx):
+            while not pool.is_closed:
+                time.sleep(0.01)
+            time.sleep(0.5)  # the main thread has begun to wait
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            received.wait()
+            unit(tx, 1)
+
+        received = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: received.set())
+        pool.submit(waiting_unit)
+        pool.close(timeout=600)
+        """,
+        scene,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert scene.agree() == [1]
+
+
 def test_ctrl_c_interrupts_the_wait_and_not_the_commit(scene: Scene) -> None:
     """The unit that has begun is committed; the one that has not does not run."""
     ended = program(
