@@ -76,7 +76,7 @@ def test_a_database_that_does_not_exist_is_not_retried(postgres_server: Postgres
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     with (
         SqlStateStore.from_url(f"sqlite:///{tmp_path}/nowhere/test.db") as store,
-        pytest.raises(StoreUnavailableError, match="unable to open"),
+        pytest.raises(StoreUnavailableError, match=r"unable to open(.|\n)*check that its folder exists"),
     ):
         store.claim(ID, "tests", timeout=LIMIT)
 

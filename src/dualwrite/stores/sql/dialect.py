@@ -394,6 +394,8 @@ class StoreDialect(ABC):
 
     # --- errors -----------------------------------------------------------------------------------------------------------
 
+    refused_by: ClassVar[str] = "address, user, password and privileges"
+    """What makes a database refuse a connection, for messages."""
     read_only_by: ClassVar[str]
     """What makes a transaction read-only, for messages."""
     time_limit: ClassVar[str] = "the limit for statements"

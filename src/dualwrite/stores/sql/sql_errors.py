@@ -42,7 +42,7 @@ _TEXTS: Final[dict[ErrorClass, tuple[type[StoreError], str, str | None]]] = {
     ErrorClass.REFUSED: (
         StoreUnavailableError,
         "The database {where} refused the connection while {doing}.",
-        f"check address, user, password and privileges: {_SETTING}",
+        f"check {{refused_by}}: {_SETTING}",
     ),
     ErrorClass.NO_TABLE: (StateTableMissingError, "The table {table} is missing in {where}.", _UPGRADE),
     ErrorClass.OLD_TABLE: (StateTableMissingError, "The table {table} in {where} is older than this dualwrite.", _UPGRADE),
@@ -164,6 +164,7 @@ class ErrorMap:
             "where": address(self.engine.url),
             "command_url": address_for_commands(self.engine.url),
             "doing": doing,
+            "refused_by": self.dialect.refused_by,
             "read_only_by": self.dialect.read_only_by,
             "time_limit": self.dialect.time_limit,
             "table": table if schema is None else f"{schema}.{table}",

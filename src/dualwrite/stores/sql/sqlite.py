@@ -49,6 +49,7 @@ class SqliteDialect(StoreDialect):
     name: ClassVar[str] = "sqlite"
     driver: ClassVar[str] = "pysqlite"
     family: ClassVar[str] = "sqlite"
+    refused_by: ClassVar[str] = "that its folder exists and you may write to it, and that the file is an SQLite database"
     read_only_by: ClassVar[str] = "PRAGMA query_only, or the file or its folder"
 
     def engine_options(self, url: URL, *, connect_timeout: float, lock_timeout: float) -> dict[str, Any]:
