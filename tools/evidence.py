@@ -6,7 +6,7 @@
     python tools/evidence.py --add soak/*/soak.json      # takes results of other tools first
     python tools/evidence.py --judge "COMMAND" FILE …    # judges histories of a test, and takes the result of that
 
-A result is an object: `kind` ("soak", "histories", "simulator", "matrix"), `date`, `command`, `dualwrite` (the commit),
+A result is an object: `kind` (one of `SECTIONS`), `date`, `command`, `dualwrite` (the commit),
 `versions` (lists by name), `operations`, `faults` and `anomalies` (numbers by kind), and `rows` (objects: a table).
 `seconds` and a `note` (a sentence, for what people found out afterwards) are optional.
 A file with the kind "found" lists what such runs have found.
@@ -47,7 +47,13 @@ nobody knows; recovery has settled them all, and the table says how many had com
     ),
     "simulator": (
         "Simulator",
-        "[The real code](simulator.md) of writers and recovery, in memory, under a scheduler that a seed drives.",
+        """\
+[The real code](simulator.md) of writers and recovery, in memory, under a scheduler that a seed drives. An operation is a seed:
+one run with up to three writers and two recoverers.""",
+    ),
+    "removals": (
+        "Rules taken out",
+        "The simulator again, without one of the [rules](rules.md): the first seed that misses it, and what is wrong then.",
     ),
     "matrix": (
         "Versions",

@@ -5,6 +5,7 @@ python tools/simulate.py --seeds 10000              # seeds 0 to 9999: how many 
 python tools/simulate.py --seed 4711 --trace        # one seed, step by step; one that fails is shrunk first
 python tools/simulate.py --seeds 100000 --without   # without each rule that it can see: after how many seeds that is noticed
 python tools/simulate.py --seeds 100000 --without F1 F7
+python tools/simulate.py --seeds 1000000 --result soak/simulator.json     # for tools/evidence.py --add
 ```
 """
 
@@ -14,16 +15,26 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
+import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
+
+from evidence import of_today, table
+from rich.console import Console
+from rich.progress import track
 
 ROOT: Final = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "removals")]
@@ -34,16 +45,54 @@ from simulator.choices import shrunk  # noqa: E402
 from simulator.rules import visible  # noqa: E402
 from simulator.run import Run, run  # noqa: E402
 
+T = TypeVar("T")
+
+_PART: Final = 1000
+"""Seeds that one process runs before it reports."""
 _FAILED: Final = re.compile(r"^seed (\d+): (.*)$", re.MULTILINE)
 _NUMBER: Final = re.compile(r"\d+")
 
 
-def failing(seeds: range) -> Iterator[tuple[int, str]]:
-    """The seeds that fail, and how."""
-    for seed in seeds:
-        broken, _ = run(seed)
-        if broken is not None:
-            yield seed, broken
+@dataclass
+class Part:
+    """What some seeds have met.
+
+    Attributes:
+        seeds: How many have run.
+        failed: The first one that failed, and how.
+        faults: How many faults there were, by kind.
+        transactions: How many transactions users have run.
+        seconds: Of the processor.
+    """
+
+    seeds: int = 0
+    failed: tuple[int, str] | None = None
+    faults: Counter[str] = field(default_factory=Counter)
+    transactions: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, seeds: range) -> Part:
+        """Run seeds until one fails."""
+        began, part = time.process_time(), cls()
+        for seed in seeds:
+            broken, made = run(seed)
+            part.seeds += 1
+            part.faults += made.world.met
+            part.transactions += len(made.units)
+            if broken is not None:
+                part.failed = seed, broken
+                break
+        part.seconds = time.process_time() - began
+        return part
+
+    def add(self, other: Part) -> None:
+        """Count what later seeds have met."""
+        self.seeds += other.seeds
+        self.failed = self.failed or other.failed
+        self.faults += other.faults
+        self.transactions += other.transactions
+        self.seconds += other.seconds
 
 
 def smallest(seed: int) -> tuple[str | None, Run]:
@@ -69,44 +118,83 @@ def show(seed: int) -> int:
     return int(broken is not None)
 
 
-def search(seeds: range) -> int:
+def search(seeds: range, processes: int = 1, result: Path | None = None) -> int:
     """Run seeds until one fails."""
-    gc.freeze()
-    began, used = time.perf_counter(), time.process_time()
-    found = next(failing(seeds), None)
-    count = len(seeds) if found is None else found[0] - seeds.start + 1
-    wall, cpu = time.perf_counter() - began, time.process_time() - used
-    print(f"{count} seeds, {count / wall * 60:.0f} a minute, {count / cpu * 60:.0f} a minute of processor time")
-    if found is None:
+    began, found = time.perf_counter(), Part()
+    parts = [seeds[at : at + _PART] for at in range(0, len(seeds), _PART)]
+    with ProcessPoolExecutor(processes, get_context("spawn"), gc.freeze) as pool:
+        for part in shown(pool.map(Part.of, parts), len(parts)):
+            found.add(part)
+            if found.failed is not None:
+                pool.shutdown(cancel_futures=True)
+                break
+    wall = time.perf_counter() - began
+    rate, of_cpu = found.seeds / wall * 60, found.seeds / found.seconds * 60
+    print(f"{found.seeds} seeds, {rate:.0f} a minute, {of_cpu:.0f} a minute of processor time")
+    if result is not None:
+        row = {"seeds": found.seeds, "from": seeds.start, "transactions": found.transactions}
+        write(result, "simulator", found.seeds, wall, [row], faults=found.faults, anomalies=int(found.failed is not None))
+    if found.failed is None:
         return 0
-    print(f"seed {found[0]}: {found[1]}")
-    print(f"trace: python tools/simulate.py --seed {found[0]} --trace")
+    seed, broken = found.failed
+    print(f"seed {seed}: {broken}\ntrace: python tools/simulate.py --seed {seed} --trace")
     return 1
 
 
-def without(wanted: Sequence[str], seeds: range, processes: int) -> int:
+def without(wanted: Sequence[str], seeds: range, processes: int, result: Path | None = None) -> int:
     """Remove rules from copies of the source, one at a time, and print after how many seeds each is missed."""
     chosen = [each for each in visible() if not wanted or each.rule.split()[0] in wanted]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
 
-        def missed(number: int) -> str | None:
+        def missed(number: int) -> tuple[int | str, str]:
             place = Path(folder) / str(number)
             copy_of_the_package(place, chosen[number])
             environment = os.environ | {"PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-            command = [sys.executable, __file__, "--seeds", str(len(seeds)), "--from", str(seeds.start)]
+            command = [sys.executable, __file__, "--seeds", str(len(seeds)), "--from", str(seeds.start), "--processes", "1"]
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603  (this file)
             if done.returncode not in (0, 1):
                 raise RuntimeError(done.stderr)
             found = _FAILED.search(done.stdout)
-            return None if found is None else f"| {chosen[number].rule} | {found[1]} | {found[2].splitlines()[0][:100]} |"
+            return (int(found[1]), found[2]) if found else ("none", "")
 
-        print(f"| removed rule | first seed of {len(seeds)} | what is found |\n| --- | --- | --- |")
-        count = 0
-        for removal, found in zip(chosen, pool.map(missed, range(len(chosen))), strict=True):
-            count += found is not None
-            print(found or f"| {removal.rule} | none | |", flush=True)
-    print(f"\n{count} of {len(chosen)} rules that the simulator can see are missed.")
-    return int(count < len(chosen))
+        began, rows = time.perf_counter(), []
+        for removal, (seed, broken) in zip(chosen, shown(pool.map(missed, range(len(chosen))), len(chosen)), strict=True):
+            rows.append({"removed rule": removal.rule, f"first of {len(seeds):,} seeds": seed, "what is found": broken[:100]})
+    print(table(rows))
+    unseen = sum("none" in row.values() for row in rows)
+    print(f"{len(rows) - unseen} of {len(rows)} rules that the simulator can see are missed.")
+    if result is not None:
+        write(result, "removals", len(rows), time.perf_counter() - began, rows)
+    return int(unseen > 0)
+
+
+def shown(things: Iterable[T], count: int) -> Iterable[T]:
+    """The same, with a bar on a terminal."""
+    console = Console(stderr=True)
+    return track(things, "", count, console=console, transient=True, disable=not console.is_terminal)
+
+
+def write(
+    path: Path,
+    kind: str,
+    operations: int,
+    seconds: float,
+    rows: list[dict[str, Any]],
+    *,
+    faults: Mapping[str, int] = {},
+    anomalies: int = 0,
+) -> None:
+    """A result for the page of evidence."""
+    result = of_today(kind, f"python {shlex.join(['tools/simulate.py', *sys.argv[1:]])}") | {
+        "versions": {"python": [platform.python_version()]},
+        "operations": operations,
+        "faults": dict(sorted(faults.items())),
+        "anomalies": {"the promise is broken": anomalies},
+        "seconds": round(seconds),
+        "rows": rows,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -118,13 +206,14 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print what happens, step by step")
     parser.add_argument("--without", nargs="*", metavar="RULE", help="remove these rules, or each, from a copy of the source")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many copies run side by side")
+    parser.add_argument("--result", type=Path, metavar="FILE", help="write the result here, for tools/evidence.py")
     asked = parser.parse_args()
     seeds = range(asked.first, asked.first + asked.seeds)
     if asked.without is not None:
-        return without(asked.without, seeds, asked.processes)
+        return without(asked.without, seeds, asked.processes, asked.result)
     if asked.seed is not None:
         return show(asked.seed) if asked.trace else search(range(asked.seed, asked.seed + 1))
-    return search(seeds)
+    return search(seeds, asked.processes, asked.result)
 
 
 if __name__ == "__main__":

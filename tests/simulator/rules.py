@@ -23,14 +23,6 @@ UNSEEN: Final = {
 }
 """Rules of the protocol that run here, and why no run can show that one is missing."""
 
-RARE: Final = {
-    "F1 the row is read after the description": "two processes must be paused, each between two certain steps",
-    "SA S is cleared before a later transaction is aborted": "two aborts must coincide with a log that can't be read",
-    "RP a copy that is lost keeps the place of its original": "two transactions and the copy of the first one must be lost",
-    "RP what is lost later has a later time, whatever the clocks say": "two writers whose clocks differ must lose one each",
-}
-"""Rules that are judged, and were not found in the seeds that were run so far: their traces are rare."""
-
 _PROMISES: Final = (
     "the log proves what its coordinator has forgotten",
     "a transaction that was found committed is reported as committed",
@@ -40,5 +32,5 @@ _PROMISES: Final = (
 
 def visible() -> list[Removal]:
     """The entries that are found within 100,000 seeds."""
-    protocol = [each for each in PROTOCOL if not each.module.startswith(_REPLACED) and each.rule not in (*UNSEEN, *RARE)]
+    protocol = [each for each in PROTOCOL if not each.module.startswith(_REPLACED) and each.rule not in UNSEEN]
     return [*protocol, *(each for each in (*PROMISES, *SURROUNDINGS) if each.rule in _PROMISES)]

@@ -97,6 +97,9 @@ SURROUNDINGS: Final = (
 _AFTER_TIMEOUTS: Final = ("an operator", "retention", "a forgotten id", "a copied database")
 """Those that matter most where a transaction was lost."""
 
+_FOCUS: Final = ("", "", "", "losses", "evidence")
+"""What is made frequent in a run: that transactions are lost, and reported; or that two recover while evidence goes."""
+
 
 @dataclass
 class Scene:
@@ -109,6 +112,8 @@ class Scene:
         recoverers: How many processes recover.
         lanes: How many lanes a writer has.
         on_lost: What writers do about lost transactions.
+        focus: One of _FOCUS.
+        hides: Whether the log can't be read at first.
         beside: One of SURROUNDINGS.
     """
 
@@ -124,32 +129,39 @@ class Scene:
     first_epoch: int
     faults: Faults
     times_out: bool
+    focus: str
+    hides: bool
     beside: str
 
     @classmethod
     def drawn(cls, choices: Choices) -> Scene:
         """A scene."""
-        beside = SURROUNDINGS[choices.below(len(SURROUNDINGS)) if choices.happens(0.6) else 0]
+        focus = _FOCUS[choices.below(len(_FOCUS))]
+        loses, hides = focus == "losses", focus == "evidence"
+        beside = SURROUNDINGS[choices.below(len(SURROUNDINGS)) if choices.happens(0.6) and not loses else 0]
+        beside = "retention" if hides else beside
         is_late = beside in _AFTER_TIMEOUTS
         kind = (ProducerKind.NATIVE_TWO_PHASE, ProducerKind.NATIVE, ProducerKind.LIBRDKAFKA)[choices.below(3)]
-        kind = ProducerKind.NATIVE if is_late and kind is ProducerKind.NATIVE_TWO_PHASE else kind
+        kind = ProducerKind.NATIVE if (is_late or loses) and kind is ProducerKind.NATIVE_TWO_PHASE else kind
         is_old = kind is ProducerKind.LIBRDKAFKA and choices.happens(0.4)
-        if beside == "retention" and choices.happens(0.5):  # what destroys evidence in the log, and at the coordinator
+        if hides:  # in the log, and at the coordinator
             kind, is_old = ProducerKind.LIBRDKAFKA, True
-        times_out = kind is not ProducerKind.NATIVE_TWO_PHASE and (is_late or choices.happens(0.6))
+        times_out = kind is not ProducerKind.NATIVE_TWO_PHASE and (is_late or loses or choices.happens(0.6))
         often = (0.0, 0.01, 0.04, 0.12)
         return cls(
             kind=kind,
             store=("rows", "late rows", "keys")[choices.weighted((0.35, 0.1))],
-            writers=((2,), (1, 1), (2, 2), (3, 1), (1, 1, 1))[choices.below(5)],
-            recoverers=choices.below(3),
+            writers=((2,), (3, 1), (2, 2), (1, 1), (1, 1, 1))[choices.below(3 if focus else 5)],
+            recoverers=2 if focus else choices.below(3),
             lanes=1 + choices.happens(0.2),
-            on_lost="report" if choices.happens(0.2) else "republish",
+            on_lost="report" if choices.happens(0.8 if loses else 0.2) else "republish",
             ends_by_epoch=not is_old,
             is_slow=choices.happens(0.3),
             is_plain=choices.happens(0.2),
             first_epoch=32762 + choices.below(5) if choices.happens(0.1) else 0,
             times_out=times_out,
+            focus=focus,
+            hides=hides and choices.happens(0.5),
             beside=beside,
             faults=Faults(
                 lost=often[choices.below(3)],
@@ -158,7 +170,8 @@ class Scene:
                 dies=(0.0, 0.005, 0.02, 0.04)[choices.below(3) + (beside == "retention")],
                 pauses=(0.0, 0.02, 0.1)[choices.below(3)],
                 switches=(0.3, 0.05, 0.9)[choices.below(3)],
-                oversleeps=(0.0, 0.1, 0.3)[choices.below(3)] if times_out else 0.0,
+                lingers=(0.0, 0.04, 0.3)[choices.below(3)],
+                oversleeps=(0.5 if loses else (0.0, 0.1, 0.3)[choices.below(3)]) if times_out else 0.0,
                 events=((0.05, 0.1, 0.15, 0.2) if is_late else (0.02, 0.05, 0.1, 0.0))[choices.below(4)],
             ),
         )
@@ -194,6 +207,7 @@ class Run:
             "a database that goes back": (self._goes_back,),
         }
         world.events += beside.get(scene.beside, ())
+        self.cluster.is_readable = not scene.hides
 
     def _cluster(self, name: str) -> Cluster:
         scene, world = self.scene, self.world
@@ -211,6 +225,7 @@ class Run:
 
     def _aborted(self, numbers: set[int]) -> None:
         """A request has aborted an open transaction: only a timeout may do that to one that the database has committed."""
+        self.world.turns += 1
         if wrong := {n for n in numbers if n in self.units[n - 1].database.numbers}:
             self.world.breaks(f"transaction {wrong} is committed, and a request aborts it")
 
@@ -362,7 +377,9 @@ class Run:
     def recovers(self, process: Process, database: Database, cluster: Cluster) -> None:
         """A process that recovers what is there."""
         try:
-            report = self.recoverer(database, cluster, publishes=self.choices.happens(0.7)).recover()
+            report = self.recoverer(
+                database, cluster, publishes=self.choices.happens(1.0 if self.scene.focus == "losses" else 0.7)
+            ).recover()
         except DualWriteError as error:
             self.world.note(process.name, f"can't recover: {error}")
             return
@@ -391,6 +408,11 @@ class Run:
                 process = world.start(name, partial(program, database=database, cluster=cluster))
                 process.wakes_at = world.now + (0.0, 0.01, 0.03, 0.1)[below(4)]
                 process.wall_clock = 0.0 if below(4) else 3600.0
+                if scene.focus and program == self.recovers:  # once there is something to recover
+                    process.wakes_at, process.waits_for = (
+                        world.now + 100.0,
+                        partial(self._has_turned, 1 + (scene.focus == "losses") + below(2)),
+                    )
             world.run()
             self._quieten()
             databases = [self.database, self.second]
@@ -403,6 +425,9 @@ class Run:
                 if report.error is not None:
                     raise SimulationError(f"recovery has failed: {report.error}")
             judge(self)
+
+    def _has_turned(self, times: int) -> bool:
+        return self.world.turns >= times
 
     def _recovered(self, database: Database) -> RecoveryReport:
         report = self.recoverer(database, self.cluster, publishes=True).recover()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class Faults:
     pauses: float = 0.0
     switches: float = 0.3
     events: float = 0.0
+    lingers: float = 0.0
     oversleeps: float = 0.0
 
 
@@ -112,6 +114,7 @@ class World:
     Attributes:
         events: What else may happen at a step: each returns what it has done, or None if it has nothing to do now.
         broken: The first part of the promise that was broken while the processes ran.
+        met: How many faults there were, by kind.
     """
 
     def __init__(self, choices: Choices, faults: Faults, *, trace: bool = False) -> None:
@@ -122,7 +125,8 @@ class World:
         self.late: list[Late] = []
         self.events: list[Callable[[], str | None]] = []
         self.steps = 0
-        self.commits = 0
+        self.turns = 0  # COMMITs, and aborts at Kafka: what changes what others have read
+        self.met: Counter[str] = Counter()
         self.broken: str | None = None
         self.trace: list[str] | None = [] if trace else None
         self._main = getcurrent()
@@ -190,14 +194,15 @@ class World:
         chosen = self.choices.below(2 * len(PAUSES))
         seconds = PAUSES[chosen] if chosen < len(PAUSES) else PAUSES[-1]
         process.wakes_at = self.now + seconds
+        self.met["a process paused"] += 1
         if chosen >= len(PAUSES):  # between a COMMIT and what follows there is most to go wrong
-            before = self.commits
-            process.waits_for = lambda: self.commits > before
-        self.note(process.name, f"is paused for {seconds} s{', or until the next COMMIT' if process.waits_for else ''}")
+            before = self.turns
+            process.waits_for = lambda: self.turns > before
+        self.note(process.name, f"is paused for {seconds} s{', or until a transaction ends' if process.waits_for else ''}")
 
     def committed(self) -> None:
         """A database has executed a user's COMMIT."""
-        self.commits += 1
+        self.turns += 1
         if self.faults.pauses and self.current is not None and self.choices.happens(0.3):
             self._held_for = PAUSES[self.choices.below(len(PAUSES))]
         if self.late and self.choices.happens(0.5):
@@ -235,6 +240,7 @@ class World:
         """End a process as SIGKILL does: nothing that its code does while it is unwound reaches anybody."""
         self.note(process.name, "dies")
         process.is_dead = True
+        self.met["a process killed"] += 1
         self._last = process
         self.late += [Late(f"that {process.name} is gone", each, each) for each in process.held]
         while process.task and not process.task.dead:
@@ -265,6 +271,7 @@ class World:
             return
         done = self.events[chosen]()
         if done is not None:
+            self.met["an event of the surroundings"] += 1
             self.note("environment", done)
 
     # --- what a process does ----------------------------------------------------------------------------------------------
@@ -283,10 +290,11 @@ class World:
         self._check_alive(process)
 
     def linger(self) -> None:
-        """A process that asks a coordinator may be paused before until somebody commits, as it acts on what it has read."""
-        before = self.commits
-        if self.faults.pauses and len(self.processes) > 1 and self.choices.happens(0.04):
-            self.pause(0.5, until=lambda: self.commits > before)
+        """A process that asks a coordinator may be paused before until a transaction ends, as it acts on what it has read."""
+        before = self.turns
+        if self.faults.lingers and len(self.processes) > 1 and self.choices.happens(self.faults.lingers):
+            self.met["a process paused"] += 1
+            self.pause(0.5, until=lambda: self.turns > before)
 
     def _check_alive(self, process: Process) -> None:
         if process.is_dead:
@@ -303,6 +311,8 @@ class World:
             fate = Fate.ANSWERED
         else:
             fate = FATES[self.choices.weighted((faults.lost, faults.unanswered, faults.delayed))]
+            if fate is not Fate.ANSWERED:
+                self.met[f"a request {fate.value}"] += 1
         if self.trace is not None:
             self.note(process.name, what if fate is Fate.ANSWERED else f"{what}: {fate.value}")
         return fate
