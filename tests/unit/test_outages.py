@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from weakref import ref
 
 import pytest
 
@@ -32,6 +34,7 @@ from dualwrite.observability.outages import (
     DELIVERY,
     REQUEST,
     Side,
+    SideCall,
     database_at,
     is_no_answer,
     kafka_at,
@@ -321,3 +324,27 @@ def test_several_ids_about_which_nobody_answers_do_not_end_an_outage(monkeypatch
     with closing(WireTransactionCoordinator(config, timeout=0.2)) as coordinator, pytest.raises(BrokerUnavailableError):
         coordinator.describe_all(["shop-0", "shop-1"])
     assert answers == []
+
+
+def test_calls_that_begin_while_the_thread_looks_do_not_end_it() -> None:
+    """Objects that the look makes may start the garbage collector, and with it other threads' code."""
+    side, begun = kafka_at("collected:9092"), list[SideCall]()
+
+    def begins(*_: object) -> None:
+        if len(begun) < 100:
+            begun.append(call := side.call(REQUEST))
+            side.calls[id(call)] = ref(call)
+
+    thresholds = gc.get_threshold()
+    for _ in range(30):
+        begins()
+    kept = [(each, each) for each in range(3000)]  # so that Python has no used tuples to take
+    gc.callbacks.append(begins)
+    try:
+        gc.set_threshold(1)
+        assert side.look()
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(begins)
+    assert len(begun) > 30
+    assert kept

@@ -260,7 +260,8 @@ class Side:
     def look(self) -> bool:
         """Log what has changed; return whether there is anything to look at again."""
         now = time.monotonic()
-        found = [(key, made()) for key, made in list(self.calls.items())]
+        known = self.calls.copy()  # at once; list(….items()) makes tuples, and the garbage collector may let other threads in
+        found = [(key, made()) for key, made in known.items()]
         for key, call in found:
             if call is None:
                 self.calls.pop(key, None)

@@ -288,7 +288,7 @@ class Writers:
         with self._lock:
             self._is_closed = True
             self._usable.clear()
-            busy = {writer: doing for writer, doing in self._doing.items() if writer in self._open}
+            busy = {writer: doing for writer, doing in self._doing.copy().items() if writer in self._open}
         self._free.put(None)
         failed: list[Exception] = [_not_ended(self._prefix, deadline.seconds, busy)] if busy else []
         limit = Deadline.after(CLOSE_LIMIT)

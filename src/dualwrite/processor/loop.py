@@ -352,7 +352,7 @@ class _Blocked:
     @property
     def texts(self) -> list[str]:
         """At which offsets it waits, and for whom; without those that have not lasted for long."""
-        return [text for place, text in list(self._texts.items()) if place in self._since]
+        return [text for place, text in self._texts.copy().items() if place in self._since]
 
     def look(self, consumer: GroupConsumer) -> None:
         """Look at what the consumer knows, without a request. Questions are asked in another thread."""

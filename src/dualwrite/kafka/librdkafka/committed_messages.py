@@ -35,6 +35,8 @@ _ATTEMPT: Final = 5.0
 
 _UNAVAILABLE: Final = LEADER_MOVED | {
     KafkaError._TIMED_OUT,  # noqa: SLF001  (librdkafka's own codes, public): a broker is down, or does not answer yet
+    KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
+    KafkaError._DESTROY_BROKER,  # noqa: SLF001
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError.REQUEST_TIMED_OUT,

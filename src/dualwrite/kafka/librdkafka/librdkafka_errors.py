@@ -62,11 +62,14 @@ _KINDS: Final[Mapping[int, ErrorKind]] = {
     KafkaError.SASL_AUTHENTICATION_FAILED: NOT_LET_IN,
     KafkaError.INVALID_TRANSACTION_TIMEOUT: TIMEOUT_REFUSED,
     KafkaError.CONCURRENT_TRANSACTIONS: _ENDING,  # after init_transactions' limit; librdkafka has retried until then
-    KafkaError._TIMED_OUT: _UNREACHABLE,  # noqa: SLF001
-    KafkaError._TRANSPORT: _UNREACHABLE,  # noqa: SLF001
-    KafkaError._ALL_BROKERS_DOWN: _UNREACHABLE,  # noqa: SLF001
     **dict.fromkeys(
         (
+            KafkaError._TIMED_OUT,  # noqa: SLF001
+            KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001  it was not even sent
+            KafkaError._WAIT_COORD,  # noqa: SLF001
+            KafkaError._TRANSPORT,  # noqa: SLF001
+            KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+            KafkaError._DESTROY_BROKER,  # noqa: SLF001  librdkafka has just learned the id of a bootstrap server
             KafkaError.COORDINATOR_NOT_AVAILABLE,
             KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
             KafkaError.NOT_COORDINATOR,

@@ -20,7 +20,6 @@ _DEFAULTS: Final = {
     "topic.metadata.refresh.interval.ms": 1000,
     "log_level": 4,  # at 6 it logs that it was closed with unread events
 }
-_DROPPED: Final = KafkaError._DESTROY_BROKER  # noqa: SLF001  librdkafka has just learned the id of a bootstrap server
 _FENCED: Final = "fenced"
 _PAUSE: Final = 0.1
 _CREATION_WAIT: Final = 5.0  # a broker that creates topics automatically returns "unknown" meanwhile
@@ -69,7 +68,7 @@ def create_topic(
             failed = _creation_error(error, name)
             if may_exist and failed.code == KafkaError.TOPIC_ALREADY_EXISTS:
                 return
-            if deadline.expired or not (failed.retriable or failed.code == _DROPPED):
+            if deadline.expired or not failed.retriable:
                 raise failed from error
             may_exist = may_exist or failed.code != KafkaError.INVALID_REPLICATION_FACTOR
             time.sleep(_PAUSE)
