@@ -159,7 +159,7 @@ def without(wanted: Sequence[str], seeds: range, processes: int, result: Path | 
 
         began, rows = time.perf_counter(), []
         for removal, (seed, broken) in zip(chosen, shown(pool.map(missed, range(len(chosen))), len(chosen)), strict=True):
-            rows.append({"removed rule": removal.rule, f"first of {len(seeds):,} seeds": seed, "what is found": broken[:100]})
+            rows.append({"removed rule": removal.rule, "first seed": seed, "what is found": broken[:100]})
     print(table(rows))
     unseen = sum("none" in row.values() for row in rows)
     print(f"{len(rows) - unseen} of {len(rows)} rules that the simulator can see are missed.")
