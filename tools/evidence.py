@@ -106,15 +106,21 @@ def soak(those: Sequence[Result]) -> str:
     for result in those:
         for row in result["rows"]:
             clients.setdefault(row["clients"], Counter()).update({name: row[name] for name in row if name != "clients"})
-    summed = [{"clients": name, **numbers} for name, numbers in clients.items()]
-    faults = sum((Counter(result["faults"]) for result in those), Counter[str]())
-    return "\n".join([table(summed), table({"fault": kind, "times": n} for kind, n in sorted(faults.items())), runs(those)])
+    return "\n".join([table({"clients": name, **numbers} for name, numbers in clients.items()), faults(those), runs(those)])
 
 
 def plain(those: Sequence[Result]) -> str:
     """The runs, and the tables that they have."""
     rows = [row for result in those for row in result["rows"]]
-    return "\n".join([*([table(rows)] if rows else []), runs(those)])
+    return "\n".join(
+        [*([table(rows)] if rows else []), *([faults(those)] if those[0]["kind"] == "simulator" else []), runs(those)]
+    )
+
+
+def faults(those: Iterable[Result]) -> str:
+    """The sums over all runs, by kind."""
+    summed = sum((Counter(result["faults"]) for result in those), Counter[str]())
+    return table({"fault": kind, "times": n} for kind, n in sorted(summed.items()))
 
 
 def runs(those: Iterable[Result]) -> str:

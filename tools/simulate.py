@@ -185,7 +185,9 @@ def write(
     anomalies: int = 0,
 ) -> None:
     """A result for the page of evidence."""
-    result = of_today(kind, f"python {shlex.join(['tools/simulate.py', *sys.argv[1:]])}") | {
+    options = sys.argv[1:]
+    del options[(at := options.index("--result")) : at + 2]
+    result = of_today(kind, f"python {shlex.join(['tools/simulate.py', *options])}") | {
         "versions": {"python": [platform.python_version()]},
         "operations": operations,
         "faults": dict(sorted(faults.items())),

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
 import check_history
 import evidence
+import pytest
+
+HISTORIES: Final = evidence.RESULTS / "histories"
 
 
 def test_the_page_is_made_of_the_results() -> None:
@@ -29,9 +37,24 @@ def test_a_kind_without_a_renderer_of_its_own_is_tables() -> None:
 
 
 def test_the_published_histories_have_no_anomaly() -> None:
-    folders = [*(evidence.RESULTS / "histories").iterdir()]
-    assert folders
+    _check_kinds(path for path in HISTORIES.iterdir() if path.is_dir())
+
+
+@pytest.mark.soak
+def test_the_published_histories_of_a_long_round_have_no_anomaly(tmp_path: Path) -> None:
+    for path in HISTORIES.glob("*.tar.xz"):
+        with tarfile.open(path) as packed:
+            packed.extractall(tmp_path, filter="data")
+    assert _check_kinds(path for run in tmp_path.iterdir() for path in run.iterdir()) == 185_380
+
+
+def _check_kinds(folders: Iterable[Path]) -> int:
+    """Judge the kinds of clients of a round, and count their operations."""
+    count = 0
     for folder in folders:
-        found = check_history.check(sorted(folder.glob("*.jsonl.gz")))
+        found = check_history.check(sorted(folder.glob("*.jsonl*")))
         assert found["operations"]["ok"]
         assert not any(anomaly["count"] for anomaly in found["anomalies"].values()), check_history.table(found)
+        count += sum(found["operations"].values())
+    assert count
+    return count
