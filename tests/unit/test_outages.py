@@ -348,3 +348,19 @@ def test_calls_that_begin_while_the_thread_looks_do_not_end_it() -> None:
         gc.callbacks.remove(begins)
     assert len(begun) > 30
     assert kept
+
+
+def test_an_unexpected_error_does_not_end_the_thread(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, failed = Side.look, list[Side]()
+
+    def fails_twice(side: Side) -> bool:
+        if len(failed) < 2:
+            failed.append(side)
+            raise RuntimeError("unexpected")
+        return look(side)
+
+    monkeypatch.setattr(Side, "look", fails_twice)
+    side = kafka_at("watched:9092")
+    with side.call(REQUEST):
+        until(lambda: side.is_out)
+    assert len([record for record in caplog.records if record.exc_info]) == 1

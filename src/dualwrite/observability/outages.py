@@ -398,7 +398,7 @@ class _Watch:
             self._thread.join(_JOIN_SECONDS)
 
     def _run(self, wakes: SimpleQueue[bool]) -> None:
-        is_busy = False
+        is_busy = has_failed = False
         while True:
             try:
                 if not wakes.get(timeout=_LOOK_INTERVAL if is_busy else None):
@@ -408,7 +408,12 @@ class _Watch:
             self.is_asleep = True  # before the look: a call that begins from now on wakes the thread
             with self._lock:
                 sides = list(self._sides.values())
-            is_busy = sum(side.look() for side in sides) > 0  # all of them
+            try:
+                is_busy = sum(side.look() for side in sides) > 0  # all of them
+            except Exception:  # nobody else looks
+                if not has_failed:
+                    log.exception("outages can't be looked for; this is logged once, and tried again")
+                is_busy = has_failed = True
             if is_busy:
                 self.is_asleep = False
 
