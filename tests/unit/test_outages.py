@@ -363,4 +363,5 @@ def test_an_unexpected_error_does_not_end_the_thread(caplog: pytest.LogCaptureFi
     side = kafka_at("watched:9092")
     with side.call(REQUEST):
         until(lambda: side.is_out)
+    until(lambda: not side.is_out)
     assert len([record for record in caplog.records if record.exc_info]) == 1
