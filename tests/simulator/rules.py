@@ -14,6 +14,8 @@ _REPLACED: Final = ("kafka/", "stores/sql/")
 """What has the code of rules and is replaced in memory."""
 
 UNSEEN: Final = {
+    "DF a writer that is closed sees it, too": "what a writer that is closed says is not judged",
+    "DF a writer that is closed, and whose claim is forgotten, reports it": "what a writer that is closed says is not judged",
     "SG resolved generations are not described again": "it saves requests",
     "UC an UNVERIFIED transaction that is found ongoing is committed": "it needs a row that names no cluster",
     "UC the log of another cluster proves nothing": "it needs an id that has moved",
