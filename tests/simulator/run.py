@@ -137,14 +137,14 @@ class Scene:
     def drawn(cls, choices: Choices) -> Scene:
         """A scene."""
         focus = _FOCUS[choices.below(len(_FOCUS))]
-        loses, hides = focus == "losses", focus == "evidence"
+        loses, erases = focus == "losses", focus == "evidence"
         beside = SURROUNDINGS[choices.below(len(SURROUNDINGS)) if choices.happens(0.6) and not loses else 0]
-        beside = "retention" if hides else beside
+        beside = "retention" if erases else beside
         is_late = beside in _AFTER_TIMEOUTS
         kind = (ProducerKind.NATIVE_TWO_PHASE, ProducerKind.NATIVE, ProducerKind.LIBRDKAFKA)[choices.below(3)]
         kind = ProducerKind.NATIVE if (is_late or loses) and kind is ProducerKind.NATIVE_TWO_PHASE else kind
         is_old = kind is ProducerKind.LIBRDKAFKA and choices.happens(0.4)
-        if hides:  # in the log, and at the coordinator
+        if erases:  # in the log, and at the coordinator
             kind, is_old = ProducerKind.LIBRDKAFKA, True
         times_out = kind is not ProducerKind.NATIVE_TWO_PHASE and (is_late or loses or choices.happens(0.6))
         often = (0.0, 0.01, 0.04, 0.12)
@@ -161,7 +161,7 @@ class Scene:
             first_epoch=32762 + choices.below(5) if choices.happens(0.1) else 0,
             times_out=times_out,
             focus=focus,
-            hides=hides and choices.happens(0.5),
+            hides=erases and choices.happens(0.5),
             beside=beside,
             faults=Faults(
                 lost=often[choices.below(3)],

@@ -25,7 +25,7 @@ from dualwrite.errors import BrokerUnavailableError, UnknownTopicError
 from dualwrite.kafka.client.brokers import check_not_refused
 from dualwrite.kafka.client.config import KafkaConfig
 from dualwrite.kafka.librdkafka.client_settings import client_settings
-from dualwrite.kafka.librdkafka.librdkafka_errors import LEADER_MOVED, consumer_recovers, consuming_error, text_of
+from dualwrite.kafka.librdkafka.librdkafka_errors import LEADER_MOVED, NO_ANSWER, consumer_recovers, consuming_error, text_of
 
 _POLL: Final = 0.02
 _BATCH: Final = 1000
@@ -33,16 +33,7 @@ _WAIT: Final = 0.1
 _ATTEMPT: Final = 5.0
 """The maximum seconds of one attempt to learn where a topic ends."""
 
-_UNAVAILABLE: Final = LEADER_MOVED | {
-    KafkaError._TIMED_OUT,  # noqa: SLF001  (librdkafka's own codes, public): a broker is down, or does not answer yet
-    KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001
-    KafkaError._DESTROY_BROKER,  # noqa: SLF001
-    KafkaError._TRANSPORT,  # noqa: SLF001
-    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError._NOENT,  # noqa: SLF001  no partition has a leader
-    KafkaError.LEADER_NOT_AVAILABLE,
-}
+_UNAVAILABLE: Final = LEADER_MOVED | NO_ANSWER | {KafkaError._NOENT}  # noqa: SLF001  no partition has a leader
 """No answer; or the answer while a partition changes its leader, or of a broker that has just restarted."""
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka leaves it untyped
 

@@ -37,6 +37,18 @@ _ENDING: Final = ErrorKind(
     "leader?)",
     next_step="retry; prepared transactions stay prepared",
 )
+NO_ANSWER: Final = frozenset(
+    {
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001  it was not even sent
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._DESTROY_BROKER,  # noqa: SLF001  librdkafka has just learned the id of a bootstrap server
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.LEADER_NOT_AVAILABLE,
+    }
+)
+"""A broker is down, or does not answer yet."""
 _UNKNOWN_TOPIC_CODES: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -64,17 +76,11 @@ _KINDS: Final[Mapping[int, ErrorKind]] = {
     KafkaError.CONCURRENT_TRANSACTIONS: _ENDING,  # after init_transactions' limit; librdkafka has retried until then
     **dict.fromkeys(
         (
-            KafkaError._TIMED_OUT,  # noqa: SLF001
-            KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001  it was not even sent
+            *NO_ANSWER,
             KafkaError._WAIT_COORD,  # noqa: SLF001
-            KafkaError._TRANSPORT,  # noqa: SLF001
-            KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
-            KafkaError._DESTROY_BROKER,  # noqa: SLF001  librdkafka has just learned the id of a bootstrap server
             KafkaError.COORDINATOR_NOT_AVAILABLE,
             KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
             KafkaError.NOT_COORDINATOR,
-            KafkaError.REQUEST_TIMED_OUT,
-            KafkaError.LEADER_NOT_AVAILABLE,
             KafkaError.UNSTABLE_OFFSET_COMMIT,
         ),
         _UNREACHABLE,
