@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -93,28 +94,28 @@ def page(found: Sequence[Result]) -> str:
     parts = [HEAD, table(rows)]
     for kind, (title, introduction) in SECTIONS.items():
         if those := by_kind[kind]:
-            parts += [f"## {title}\n{introduction}\n", (soak if kind == "soak" else plain)(those)]
+            parts += [f"## {title}\n{introduction}\n", section(kind, those)]
     if mended := [row for result in found if result["kind"] == "found" for row in result["rows"]]:
         parts.append("## What was found, and repaired\nWhat such runs, the models and the simulator have found in dualwrite:\n")
         parts.append(table(mended))
     return "\n".join(parts)
 
 
-def soak(those: Sequence[Result]) -> str:
-    """The sums over all runs, by kind of client and of fault, and the runs."""
-    clients: dict[str, Counter[str]] = {}
-    for result in those:
-        for row in result["rows"]:
-            clients.setdefault(row["clients"], Counter()).update({name: row[name] for name in row if name != "clients"})
-    return "\n".join([table({"clients": name, **numbers} for name, numbers in clients.items()), faults(those), runs(those)])
-
-
-def plain(those: Sequence[Result]) -> str:
-    """The runs, and the tables that they have."""
+def section(kind: str, those: Sequence[Result]) -> str:
+    """The tables that the runs of a kind have, and the runs."""
     rows = [row for result in those for row in result["rows"]]
-    return "\n".join(
-        [*([table(rows)] if rows else []), *([faults(those)] if those[0]["kind"] == "simulator" else []), runs(those)]
-    )
+    parts = [table(by_client(rows) if kind == "soak" else rows)] if rows else []
+    if kind in ("soak", "simulator"):
+        parts.append(faults(those))
+    return "\n".join([*parts, runs(those)])
+
+
+def by_client(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The sums over all runs, by kind of client."""
+    clients: dict[str, Counter[str]] = {}
+    for row in rows:
+        clients.setdefault(row["clients"], Counter()).update({name: row[name] for name in row if name != "clients"})
+    return ({"clients": name, **numbers} for name, numbers in clients.items())
 
 
 def faults(those: Iterable[Result]) -> str:
@@ -187,6 +188,17 @@ def of_today(kind: str, command: str, commit: str | None = None) -> Result:
         asked = ["git", "rev-parse", "--short=8", "HEAD"]
         commit = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603  (git)
     return {"kind": kind, "date": f"{datetime.now(UTC):%Y-%m-%d}", "command": command, "dualwrite": commit}
+
+
+def command_without(local: str) -> str:
+    """What repeats this run of a tool, anywhere: without an option that is a matter of this machine."""
+    given, kept = iter(sys.argv[1:]), list[str]()
+    for each in given:
+        if each == local:
+            next(given, None)
+        elif not each.startswith(f"{local}="):
+            kept.append(each)
+    return shlex.join(["python", f"tools/{Path(sys.argv[0]).name}", *kept])
 
 
 def unused(kind: str, date: str) -> Path:

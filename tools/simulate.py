@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from evidence import of_today, table
+from evidence import command_without, of_today, table
 from rich.console import Console
 from rich.progress import track
 
@@ -185,9 +184,7 @@ def write(
     anomalies: int = 0,
 ) -> None:
     """A result for the page of evidence."""
-    options = sys.argv[1:]
-    del options[(at := options.index("--result")) : at + 2]
-    result = of_today(kind, f"python {shlex.join(['tools/simulate.py', *options])}") | {
+    result = of_today(kind, command_without("--result")) | {
         "versions": {"python": [platform.python_version()]},
         "operations": operations,
         "faults": dict(sorted(faults.items())),

@@ -22,7 +22,6 @@ import json
 import logging
 import os
 import random
-import shlex
 import shutil
 import signal
 import sys
@@ -34,7 +33,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from evidence import of_today
+from evidence import command_without, of_today
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -172,14 +171,6 @@ def progress(title: str, operations: dict[str, int], faults: Counter[str], resta
 # --- the result -----------------------------------------------------------------------------------------------------------
 
 
-def command() -> str:
-    """What repeats this run, anywhere."""
-    given = sys.argv[1:]
-    for at in [at for at, argument in enumerate(given) if argument == "--folder"]:  # it is a matter of this machine
-        del given[at : at + 2]
-    return shlex.join(["python", "tools/soak.py", *given])
-
-
 def result(head: dict[str, Any], rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """All rounds, in the form of docs/how-it-works/evidence/*.json.
 
@@ -274,7 +265,7 @@ def main() -> int:
         parser.error(f"there are no clients {', '.join(sorted(unknown))}, only {', '.join(sorted(known))}")
     seconds = (options.minutes or options.hours * 60) * 60
     folder = (options.folder or Path("soak", f"{datetime.now(UTC):%Y%m%dT%H%M%S}")).absolute()
-    head, interrupt, rounds = of_today("soak", command()), Interrupt(), list[dict[str, Any]]()
+    head, interrupt, rounds = of_today("soak", command_without("--folder")), Interrupt(), list[dict[str, Any]]()
     while seconds > 0 and not interrupt.pressed:
         place, length_of_this = folder / f"{options.seed + len(rounds):03}", min(seconds, options.round * 60)
         rounds.append(Round(options, place, options.seed + len(rounds), interrupt).run(length_of_this))

@@ -48,6 +48,12 @@ def test_the_published_histories_of_a_long_round_have_no_anomaly(tmp_path: Path)
     assert _check_kinds(path for run in tmp_path.iterdir() for path in run.iterdir()) == 185_380
 
 
+@pytest.mark.parametrize("given", [["--result", "/mine/x.json"], ["--result=/mine/x.json"], []])
+def test_a_command_names_no_place_of_this_machine(given: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/mine/tools/simulate.py", "--seeds", "10", *given, "--without", "F1"])
+    assert evidence.command_without("--result") == "python tools/simulate.py --seeds 10 --without F1"
+
+
 def _check_kinds(folders: Iterable[Path]) -> int:
     """Judge the kinds of clients of a round, and count their operations."""
     count = 0
